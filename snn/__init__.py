@@ -1,0 +1,1 @@
+"""Time-based training of spiking networks, from configs."""

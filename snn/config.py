@@ -1,0 +1,392 @@
+"""From the words a user types to a checked config and a started job: schema, check(), build(), run().
+
+Hydra and OmegaConf stop here: what leaves this module is plain Python or a built object.
+"""
+
+import difflib
+import logging
+import math
+import os
+import re
+import sys
+import traceback
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snn.targets import build, check_target, is_target, require_kind, require_known
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from torch import Tensor, nn
+
+__all__ = ["EvalConfig", "TrainConfig", "TrainerConfig", "build", "check", "run"]
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+@dataclass
+class TrainerConfig:
+    """The training loop.
+
+    Attributes:
+        epochs: Horizon of the schedule, in epochs.
+        stop_after: End once this epoch is done and leave a resumable run; null = never.
+        batch_size: Samples per forward pass, in training and in evaluation.
+        accumulate: Batches whose gradients make one optimizer step.
+        clip_norm: Largest norm of the whole gradient; null = no clip.
+        norm_weight_decay: Weight decay of gains, biases and affine; null = the optimizer's.
+    """
+
+    epochs: int
+    stop_after: int | None
+    batch_size: int
+    accumulate: int
+    clip_norm: float | None
+    norm_weight_decay: float | None
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "stop_after", "batch_size", "accumulate"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"trainer.{key} must be at least 1, got {value}")
+        if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise ValueError(f"trainer.clip_norm must be null or finite and > 0, got {self.clip_norm}")
+        decay = self.norm_weight_decay
+        if decay is not None and not (math.isfinite(decay) and decay >= 0):
+            raise ValueError(f"trainer.norm_weight_decay must be null or finite and >= 0, got {decay}")
+
+
+@dataclass
+class TrainConfig:
+    """Root of a training config; every component but the trainer is a `_target_` node."""
+
+    seed: int
+    device: str
+    name: str
+    resume: str | None
+    data: dict[str, Any]
+    encoding: dict[str, Any]
+    neuron: dict[str, Any]
+    surrogate: dict[str, Any]
+    network: dict[str, Any]
+    head: dict[str, Any]
+    loss: dict[str, Any]
+    calibrate: dict[str, Any]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
+    trainer: TrainerConfig
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
+        if not re.fullmatch(r"[\w.+=-]+", self.name) or self.name.startswith("."):
+            raise ValueError(
+                f"name must be made of letters, digits and _ . + = - (it names a folder), got {self.name!r}"
+            )
+
+
+@dataclass
+class EvalConfig:
+    """Root of an evaluation config; null means: as in the checkpoint."""
+
+    checkpoint: str
+    device: str | None
+    batch_size: int | None
+    split: str
+    steps: int | None
+    data: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "val", "test"):
+            raise ValueError(f"split must be train, val or test, got {self.split!r}")
+        for key in ("batch_size", "steps"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}")
+
+
+Root = typing.TypeVar("Root", TrainConfig, EvalConfig)
+
+
+def check(cfg: "DictConfig | dict[str, Any]", schema: type[Root]) -> Root:
+    """Refuse a config with an unknown or missing key or a value of the wrong kind; return it typed.
+
+    Args:
+        cfg: The composed config; its interpolations are resolved here.
+        schema: `TrainConfig` or `EvalConfig`; components are checked against the signatures of their targets.
+
+    Raises:
+        ValueError: One line that names the key, and the nearest one if it is misspelt.
+    """
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(OmegaConf.create(cfg), resolve=True, throw_on_missing=True)
+    return typing.cast(Root, _check_node("", plain, schema))
+
+
+def _check_node(path: str, node: Any, schema: type[Any]) -> Any:
+    if not isinstance(node, dict):
+        raise ValueError(f"{path} must be a group of keys, got {node!r}")
+    hints = typing.get_type_hints(schema)
+    require_known(path, node, hints)
+    values = {}
+    for name, kind in hints.items():
+        key = f"{path}.{name}" if path else name
+        if name not in node:
+            raise ValueError(f"{key} is missing")
+        value = node[name]
+        if is_dataclass(kind):
+            value = _check_node(key, value, typing.cast(type[Any], kind))
+        else:
+            require_kind(key, value, kind)
+            if is_target(value):
+                check_target(key, value)
+            elif schema is TrainConfig and kind == dict[str, Any]:
+                raise ValueError(f"{key} must have a _target_: choose one, for instance {_choices(key)}")
+        values[name] = value
+    return schema(**values)
+
+
+def _choices(group: str) -> str:
+    return " or ".join(f"{group}={file.stem}" for file in sorted((CONFIGS / group).glob("[!_]*.yaml")))
+
+
+def build_network(config: TrainConfig) -> "tuple[nn.Module, Callable[..., Tensor]]":
+    """Build the network with its head, and the loss that reads it.
+
+    Raises:
+        ValueError: A constant is out of range, or the loss reads what the head does not give.
+    """
+    neuron, grad = build(config.neuron), build(config.surrogate)
+    network = build(
+        config.network, neuron=neuron, grad=grad, head=build(config.head, neuron=neuron, grad=grad)
+    )
+    loss_fn = build(config.loss)
+    if network.head.output != loss_fn.reads:
+        fitting = {"logits": "loss=cross_entropy", "spikes": "loss=count"}[network.head.output]
+        gives, reads = (
+            f"the head gives {network.head.output}",
+            f"{type(loss_fn).__name__} reads {loss_fn.reads}",
+        )
+        raise ValueError(f"{gives}, but the loss {reads}: try {fitting}")
+    return network, loss_fn
+
+
+# What may differ when a run is resumed: where it runs and when it pauses, never what it computes.
+RESUME_KEYS = ["device", "data.root", "data.num_workers", "trainer.stop_after"]
+
+
+def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str] | None) -> int:
+    """Run `task` on the config that the command line asks for, once or as a sweep; return the exit code.
+
+    Every job's config is composed and checked first: a mistake ends the command before a folder is made. An
+    error ends it with one line, `error: ...`, on stderr; the environment variable HYDRA_FULL_ERROR=1 shows
+    the traceback above it.
+
+    Args:
+        task: Takes the composed config of one job.
+        schema: Root of that config; `TrainConfig` reads configs/train.yaml, `EvalConfig` configs/eval.yaml.
+        argv: Words of the command line; None reads `sys.argv`.
+    """
+    import hydra
+    from omegaconf.errors import OmegaConfBaseException
+
+    words = sys.argv[1:] if argv is None else argv
+    config_name = "train" if schema is TrainConfig else "eval"
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    own_folder: list[Path] = []
+    failed: list[Exception] = []
+
+    def single(cfg: "DictConfig") -> None:
+        try:
+            task(cfg)
+        except Exception as error:  # noqa: BLE001  kept from Hydra, which would print a line of its own
+            failed.append(error)
+
+    with _console(), _as_command(words):
+        try:
+            settings, multirun = _preflight(words, schema, config_name, own_folder)
+            sys.argv += settings
+            decorate = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
+            decorate(task if multirun else single)()
+            for error in failed:
+                raise error
+            return 0
+        except SystemExit as stop:
+            return stop.code if isinstance(stop.code, int) else 1
+        except KeyboardInterrupt:
+            print("error: interrupted", file=sys.stderr)  # noqa: T201
+            return 130
+        except Exception as error:  # noqa: BLE001  the outermost handler: every error becomes one line
+            _remove_empty(own_folder)
+            if wants_traceback:
+                traceback.print_exc()
+            expected = isinstance(error, ValueError | OSError | ArithmeticError | OmegaConfBaseException)
+            hydra_said = type(error).__module__.startswith("hydra.")
+            kind = "" if expected or hydra_said else f"{type(error).__name__}: "
+            print(f"error: {kind}{_one_line(error)}", file=sys.stderr)  # noqa: T201
+            return 1
+
+
+def overridden(cfg: "DictConfig", keys: list[str]) -> dict[str, Any]:
+    """Return the values in `cfg` of those `keys` that stand on the command line of this job."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    given = [_key(word) for word in HydraConfig.get().overrides.task]
+    return {key: OmegaConf.select(cfg, key) for key in given if key in keys}
+
+
+def update(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the plain `config` with dotted keys set to new values."""
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.create(config)
+    for key, value in values.items():
+        OmegaConf.update(node, key, value)
+    return typing.cast(dict[str, Any], OmegaConf.to_container(node))
+
+
+def _preflight(
+    words: list[str], schema: type[Root], config_name: str, own_folder: list[Path]
+) -> tuple[list[str], bool]:
+    """Check every job of the command; return Hydra's settings for its folder, and whether it is a sweep."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra._internal.utils import get_args_parser
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    args = parser.parse_args(words)
+    settings: list[str] = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
+        return settings, False
+    overrides = OverridesParser.create().parse_overrides(args.overrides)
+    if not args.multirun:
+        jobs = [args.overrides]
+    elif schema is EvalConfig:
+        raise ValueError("eval.py evaluates one checkpoint: call it without -m")
+    else:
+        jobs = BasicSweeper.split_arguments(overrides, None)[0]
+    checked = [check(_compose(job, args, config_name), schema) for job in jobs]
+
+    given = {_key(word) for word in args.overrides}
+    first = checked[0]
+    if isinstance(first, EvalConfig):
+        return [*settings, "hydra.run.dir=."], False
+    stamp = f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+    folder = Path("runs") / first.name / f"{stamp}-s{first.seed}-{os.getpid()}"
+    if first.resume is not None:
+        from snn.checkpoint import find_checkpoint
+
+        if args.multirun:
+            raise ValueError("resume continues one run: call it without -m")
+        if unknown := given - {*RESUME_KEYS, "resume"}:
+            rule = f"resume takes its config from the checkpoint; only {', '.join(RESUME_KEYS)} may be given"
+            raise ValueError(f"{rule}, got {', '.join(sorted(unknown))}")
+        folder = find_checkpoint(first.resume).parent
+    elif "hydra.run.dir" not in given and not args.multirun:
+        own_folder.append(folder)
+    if "hydra.run.dir" not in given:
+        settings.append(f"hydra.run.dir={_quote(folder)}")
+    if "hydra.sweep.dir" not in given:
+        settings.append(f"hydra.sweep.dir={_quote(folder.parent / f'{stamp}-{os.getpid()}-sweep')}")
+    fixed = [
+        _key(word)
+        for word, parsed in zip(args.overrides, overrides, strict=True)
+        if not parsed.is_sweep_override()
+    ]
+    settings += [
+        "hydra.sweep.subdir=${hydra.job.num}_${hydra.job.override_dirname}",
+        f"hydra.job.config.override_dirname.exclude_keys=[{','.join(map(_quote, fixed))}]",
+    ]
+    return settings, args.multirun
+
+
+def _compose(job: list[str], args: Any, config_name: str) -> "DictConfig":
+    """Compose one job's config with every key allowed, so that `check` is what judges the keys."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict
+
+    words = [word if _is_group(_key(word)) or word[0] in "+~" else f"++{word}" for word in job]
+    if args.config_dir:
+        words.append(f"hydra.searchpath=[{_quote(f'file://{Path(args.config_dir).resolve()}')}]")
+    base = Path(args.config_path or CONFIGS)
+    with initialize_config_dir(version_base="1.3", config_dir=str((CONFIGS.parent / base).resolve())):
+        cfg = compose(args.config_name or config_name, overrides=words, return_hydra_config=True)
+        HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in the config
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
+
+
+def _is_group(key: str) -> bool:
+    return key.startswith("hydra") or (CONFIGS / key.split("@")[0]).is_dir()
+
+
+def _key(word: str) -> str:
+    return word.split("=", 1)[0].lstrip("+~")
+
+
+def _quote(text: object) -> str:
+    escaped = str(text).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _refuse(message: str) -> typing.NoReturn:
+    raise ValueError(f"{message} (overrides read key=value; see --help)")
+
+
+def _one_line(error: BaseException) -> str:
+    """Make one line of a message, and help with the two mistakes that Hydra words at length."""
+    text = str(error).split("Config search path")[0]
+    if missing := re.search(r"Could not find '(\w+)/(\w+)'", text):
+        group, word = missing.groups()
+        if choices := [file.stem for file in sorted((CONFIGS / group).glob("[!_]*.yaml"))]:
+            near = difflib.get_close_matches(word, choices, n=1, cutoff=0)[0]
+            return f"{group}={word} is no choice; did you mean {group}={near}? ({', '.join(choices)})"
+    return " ".join(text.replace("'++", "'").split()) or type(error).__name__
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove the run folder of a command that was refused before it wrote anything."""
+    for folder in folders:
+        for path in (folder, *list(folder.parents)[:2]):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+@contextmanager
+def _as_command(words: list[str]) -> Iterator[None]:
+    """Let Hydra read `words` as the command line and raise its errors instead of printing them."""
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [argv[0], *words], "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+@contextmanager
+def _console() -> Iterator[None]:
+    """Show this project's log on stdout, as plain lines."""
+    handler = logging.StreamHandler(sys.stdout)
+    logger = logging.getLogger("snn")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,274 @@
+"""Batches from images held in memory.
+
+The order of the samples, and what augmentation does to each, depend on the seed and the epoch alone: never on
+the number of workers, the batch size, the machine, or what was drawn from the global random generator.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from snn.data.augment import augment_images, parse
+from snn.data.sources import Images
+from snn.keyed_random import ORDER, stream_key
+
+log = logging.getLogger(__name__)
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+class Loader:
+    """Batches of one split.
+
+    Attributes:
+        num_samples: Samples in the split.
+        num_batches: Batches in an epoch, a short last one included.
+    """
+
+    def __init__(
+        self,
+        data: Images,
+        members: Tensor,
+        *,
+        batch_size: int,
+        num_workers: int,
+        seed: int,
+        shuffle: bool = False,
+        augmentations: tuple[str, ...] = (),
+    ) -> None:
+        """Take those samples of `data` whose indices are in `members`, int64 `[num_samples]`, rising."""
+        self.data = data
+        self.members = members
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.shuffle = shuffle
+        self.augmentations = augmentations
+        self.num_samples = len(members)
+        self.num_batches = math.ceil(len(members) / batch_size)
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """Iterate over one epoch.
+
+        Args:
+            epoch: Which epoch; it decides on the order and on the augmentations, where the split has any.
+
+        Yields:
+            `images` float32 `[N, C, H, W]` in [0, 1], `labels` int64 `[N]`, and `index` int64 `[N]`, each
+            sample's place in the array of its source.
+        """
+        order = self.members
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(stream_key(self.seed, epoch, ORDER))
+            order = order[torch.randperm(len(order), generator=generator)]
+        dataset = _EpochBatches(self.data, order, self.batch_size, self.augmentations, self.seed, epoch)
+        own = torch.Generator()  # without one, a DataLoader draws from the global generator
+        yield from DataLoader(dataset, batch_size=None, num_workers=self.num_workers, generator=own)
+
+    def first(self, n: int) -> tuple[Tensor, Tensor]:
+        """Return the first `n` samples (all, if there are fewer) in index order, without augmentation.
+
+        Returns:
+            `images` float32 `[n, C, H, W]` in [0, 1] and `index` int64 `[n]`.
+        """
+        index = self.members[:n].clone()
+        return _to_float(self.data.images[index]), index
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """The three splits of a data set: to learn from, to choose by, to report on."""
+
+    train: Loader
+    val: Loader
+    test: Loader
+
+
+def load(
+    source: Callable[..., tuple[Images, Images]],
+    root: str,
+    download: bool,
+    val_fraction: float,
+    split_seed: int,
+    num_workers: int,
+    augment: str,
+    limit: int | None,
+    channels: int,
+    size: int,
+    num_classes: int,
+    mean: list[float],
+    std: list[float],
+    *,
+    batch_size: int,
+    seed: int,
+) -> Loaders:
+    """Read a data set and split it; what every file of `configs/data` names.
+
+    Args:
+        source: `source(root=..., download=...)` returns the training and the test images; `snn.data.sources`.
+        root: Folder of data sets; `~` expands.
+        download: Fetch the files if they are missing.
+        val_fraction: Share of the training images set aside for validation, in (0, 1); at least one image.
+        split_seed: Seed of the choice of these; the seed of the run has no say in it.
+        num_workers: Processes that make batches, 0 for none.
+        augment: Augmentations of training images, `none` or names joined by `+`, see `snn.data.augment`.
+        limit: Use the first so many training images only (validation is drawn from them), None for all.
+        channels: Channels of an image, checked against the images, as are the next two.
+        size: Height and width of an image in pixels.
+        num_classes: Classes; labels lie in [0, num_classes).
+        mean: Mean of the training images per channel, for those who normalise; images are in [0, 1].
+        std: Their standard deviation per channel.
+        batch_size: Samples in a batch.
+        seed: Seed of the training split's order and augmentation.
+
+    Raises:
+        ValueError: A setting is illegal, a file is damaged, or the images are not what the settings say.
+        OSError: A file is missing (FileNotFoundError), or its download failed.
+    """
+    check_settings(
+        val_fraction=val_fraction,
+        split_seed=split_seed,
+        num_workers=num_workers,
+        augment=augment,
+        limit=limit,
+        channels=channels,
+        size=size,
+        num_classes=num_classes,
+        mean=mean,
+        std=std,
+        batch_size=batch_size,
+    )
+    train, test = source(root=root, download=download)
+    for part, data in (("training", train), ("test", test)):
+        _check_images(data, part, channels, size, num_classes)
+    train = Images(train.images[:limit], train.labels[:limit])
+    train_members, val_members = _split(len(train.labels), val_fraction, split_seed)
+
+    def loader(data: Images, members: Tensor, shuffle: bool, augmentations: tuple[str, ...]) -> Loader:
+        return Loader(
+            data,
+            members,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            shuffle=shuffle,
+            augmentations=augmentations,
+        )
+
+    return Loaders(
+        train=loader(train, train_members, True, parse(augment)),
+        val=loader(train, val_members, False, ()),
+        test=loader(test, torch.arange(len(test.labels)), False, ()),
+    )
+
+
+def check_settings(
+    *,
+    val_fraction: float,
+    split_seed: int,
+    num_workers: int,
+    augment: str,
+    limit: int | None,
+    channels: int,
+    size: int,
+    num_classes: int,
+    mean: list[float],
+    std: list[float],
+    batch_size: int,
+) -> None:
+    """Check what can be checked without data; arguments as for `load`.
+
+    Raises:
+        ValueError: A setting is illegal; the message gives the rule, the key and the value.
+    """
+    if not 0 < val_fraction < 1:
+        raise ValueError(f"data.val_fraction must lie in (0, 1), got {val_fraction}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"data.limit must be null or >= 1, got {limit}")
+    for key, value, least in (
+        ("data.split_seed", split_seed, 0),
+        ("data.num_workers", num_workers, 0),
+        ("data.channels", channels, 1),
+        ("data.size", size, 1),
+        ("data.num_classes", num_classes, 1),
+        ("trainer.batch_size", batch_size, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{key} must be >= {least}, got {value}")
+    for key, values in (("data.mean", mean), ("data.std", std)):
+        if len(values) != channels:
+            raise ValueError(f"{key} must hold data.channels={channels} numbers, one each, got {values}")
+        if not all(math.isfinite(value) for value in values):
+            raise ValueError(f"{key} must be finite, got {values}")
+    if min(std) <= 0:
+        raise ValueError(f"data.std must be > 0, got {std}")
+    parse(augment)
+
+
+class _EpochBatches(Dataset[Batch]):
+    """Item `b` is batch `b` of one epoch, made by whichever worker is asked for it."""
+
+    def __init__(
+        self,
+        data: Images,
+        order: Tensor,
+        batch_size: int,
+        augmentations: tuple[str, ...],
+        seed: int,
+        epoch: int,
+    ) -> None:
+        self.data = data
+        self.order = order
+        self.batch_size = batch_size
+        self.augmentations = augmentations
+        self.seed = seed
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.order) / self.batch_size)
+
+    def __getitem__(self, b: int) -> Batch:
+        # A copy: with a view, the whole order would travel from the worker.
+        index = self.order[b * self.batch_size : (b + 1) * self.batch_size].clone()
+        images = _to_float(self.data.images[index])
+        if self.augmentations:
+            images = augment_images(images, index, self.augmentations, self.seed, self.epoch)
+        return images, self.data.labels[index], index
+
+
+def _to_float(images: Tensor) -> Tensor:
+    return images.to(torch.float32).div_(255)
+
+
+def _split(num_images: int, val_fraction: float, split_seed: int) -> tuple[Tensor, Tensor]:
+    """Return the sorted indices of the training and of the validation images."""
+    num_val = max(1, round(val_fraction * num_images))
+    if num_val >= num_images:
+        raise ValueError(f"data.val_fraction={val_fraction} of {num_images} images leaves none to train on")
+    order = torch.randperm(num_images, generator=torch.Generator().manual_seed(split_seed))
+    return order[num_val:].sort().values, order[:num_val].sort().values
+
+
+def _check_images(data: Images, part: str, channels: int, size: int, num_classes: int) -> None:
+    """Check images and labels against the facts that the config states."""
+    images, labels = data
+    shape = list(images.shape)
+    if images.dtype != torch.uint8 or len(shape) != 4:
+        raise ValueError(f"{part} images must be uint8 [M, C, H, W], got {images.dtype} of shape {shape}")
+    if shape[0] == 0 or list(labels.shape) != shape[:1]:
+        raise ValueError(f"{part} images need one label each, got {list(labels.shape)} for {shape[0]} images")
+    if shape[1] != channels:
+        raise ValueError(f"data.channels is {channels}, but the {part} images have {shape[1]}")
+    if shape[2:] != [size, size]:
+        raise ValueError(f"data.size is {size}, but the {part} images have {shape[2]}x{shape[3]} pixels")
+    lo, hi = int(labels.min()), int(labels.max())
+    if lo < 0 or hi >= num_classes:
+        raise ValueError(f"data.num_classes is {num_classes}, but the {part} labels run from {lo} to {hi}")
+    present = len(torch.bincount(labels).nonzero())
+    if present < num_classes:
+        log.warning("data.num_classes is %d, but the %s labels hold %d classes", num_classes, part, present)

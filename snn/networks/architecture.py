@@ -1,0 +1,130 @@
+"""Architecture strings: `16C3-P2-32C3-P2-128` to a list of layer specifications.
+
+- `{c}C{k}`: SRM convolution, c channels, kernel k; then `p{n}` padding (default k // 2), `s{n}` stride,
+  `d{n}` dilation, `g{n}` groups
+- `P{k}`: spike average pooling, window k
+- `{n}`: SRM linear layer, n neurons
+- `D{p}`: dropout with probability p, one mask for all steps
+- `x{n}` after any token: repeat it n times
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Conv:
+    """SRM convolution."""
+
+    channels: int
+    kernel: int
+    padding: int
+    stride: int
+    dilation: int
+    groups: int
+
+    def out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a sample after this layer; ValueError if it does not fit what reaches it."""
+        if len(shape) != 3:
+            raise ValueError("a convolution needs a map, and a linear layer came before it")
+        if shape[0] % self.groups or self.channels % self.groups:
+            raise ValueError(
+                f"{self.groups} groups must divide its {shape[0]} input and {self.channels} output channels"
+            )
+        reach = self.dilation * (self.kernel - 1)
+        sides = [(side + 2 * self.padding - reach - 1) // self.stride + 1 for side in shape[1:]]
+        return _require_map((self.channels, *sides))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Spike average pooling."""
+
+    kernel: int
+
+    def out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a sample after this layer; ValueError if it does not fit what reaches it."""
+        if len(shape) != 3:
+            raise ValueError("a pool needs a map, and a linear layer came before it")
+        return _require_map((shape[0], *(side // self.kernel for side in shape[1:])))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """SRM linear layer."""
+
+    neurons: int
+
+    def out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a sample after this layer."""
+        return (self.neurons,)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout with one mask for all steps."""
+
+    p: float
+
+    def out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a sample after this layer."""
+        return shape
+
+
+Spec = Conv | Pool | Linear | Dropout
+
+
+def parse(layers: str) -> list[tuple[str, Spec]]:
+    """Read an architecture string.
+
+    Args:
+        layers: Tokens joined by `-`, as above.
+
+    Returns:
+        Token (without its repeat count) and specification of each layer, in order.
+
+    Raises:
+        ValueError: A token is not of the grammar; the message names the token and its place.
+    """
+    parsed: list[tuple[str, Spec]] = []
+    for place, token in enumerate(layers.split("-"), start=1):
+        body, _, times = token.partition("x")
+        spec = _parse_token(body)
+        if spec is None or (_ and not re.fullmatch(r"[1-9]\d*", times)):
+            raise ValueError(
+                f"network.layers: token {place} of {layers!r} must read like 16C3, 64C5p0s2, P2, 300 or D0.1 "
+                f"(x3 repeats), got {token!r}"
+            )
+        parsed += [(body, spec)] * int(times or 1)
+    return parsed
+
+
+def _parse_token(token: str) -> Spec | None:
+    if conv := re.fullmatch(r"([1-9]\d*)C([1-9]\d*)((?:[psdg]\d+)*)", token):
+        channels, kernel = int(conv[1]), int(conv[2])
+        options = re.findall(r"([psdg])(\d+)", conv[3])
+        given = {key: int(value) for key, value in options}
+        repeated = len(given) < len(options)
+        if repeated or min(given.get(key, 1) for key in "sdg") < 1:
+            return None
+        return Conv(
+            channels,
+            kernel,
+            given.get("p", kernel // 2),
+            given.get("s", 1),
+            given.get("d", 1),
+            given.get("g", 1),
+        )
+    if pool := re.fullmatch(r"P([1-9]\d*)", token):
+        return Pool(int(pool[1]))
+    if re.fullmatch(r"[1-9]\d*", token):
+        return Linear(int(token))
+    if dropout := re.fullmatch(r"D(0?\.\d+|0)", token):
+        return Dropout(float(dropout[1]))
+    return None
+
+
+def _require_map(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if min(shape) < 1:
+        raise ValueError("nothing of the map is left")
+    return shape

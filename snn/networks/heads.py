@@ -1,0 +1,65 @@
+"""Heads: from the body's spikes to what a loss reads. `output` says which: "logits" or "spikes"."""
+
+import math
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from snn.layers import ChannelAffine, GradientDecouple, LBSign, SRMLinear
+from snn.neuron import GradParams, SRMParams
+from snn.ops import count_to_time
+
+
+class DecoupledHead(nn.Module):
+    """Spikes to logits by rate: the body learns in time, the classifier by ordinary backpropagation.
+
+    `count_to_time -> gradient_decouple(decouple_scale) -> mean over T -> channel affine with bias -> LBSign
+    -> linear`.
+
+    Args:
+        shape: Shape of a sample of the body's output, `(F,)` or `(C, H, W)`.
+        num_classes: Number of logits K.
+        decouple_scale: Factor (lambda) on the gradient that reaches the body, >= 0.
+        sign: Whether LBSign makes the code that the classifier reads binary.
+        sign_clip: Largest gradient that LBSign passes, > 0.
+    """
+
+    output: ClassVar[str] = "logits"
+
+    def __init__(
+        self, shape: tuple[int, ...], num_classes: int, *, decouple_scale: float, sign: bool, sign_clip: float
+    ) -> None:
+        super().__init__()
+        if not (math.isfinite(decouple_scale) and decouple_scale >= 0):
+            raise ValueError(f"head.decouple_scale must be finite and >= 0, got {decouple_scale}")
+        if not (math.isfinite(sign_clip) and sign_clip > 0):
+            raise ValueError(f"head.sign_clip must be finite and > 0, got {sign_clip}")
+        self.decouple = GradientDecouple(decouple_scale)
+        self.affine = ChannelAffine(shape[0], bias=True)
+        self.sign = LBSign(sign_clip) if sign else nn.Identity()
+        self.linear = nn.Linear(math.prod(shape), num_classes)
+
+    def forward(self, spikes: Tensor) -> Tensor:
+        """Spikes `[T, N, ...]` to logits `[N, K]`."""
+        rate = self.decouple(count_to_time(spikes)).mean(dim=0)
+        logits: Tensor = self.linear(self.sign(self.affine(rate)).flatten(1))
+        return logits
+
+
+class SpikingHead(SRMLinear):
+    """An SRM linear layer of K output neurons: spikes `[T, N, ...]` to spikes `[T, N, K]`."""
+
+    output: ClassVar[str] = "spikes"
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        neuron: SRMParams,
+        grad: GradParams,
+        weight_standardization: bool,
+    ) -> None:
+        super().__init__(
+            math.prod(shape), num_classes, neuron, grad, weight_standardization=weight_standardization
+        )

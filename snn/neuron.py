@@ -1,0 +1,111 @@
+"""Parameters of the SRM neuron and of its time-based gradient, and the neuron's kernel."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SRMParams:
+    """Physics of the spike response model (SRM) neuron; these constants shape the spikes.
+
+    Attributes:
+        tau_m: Membrane time constant in steps, > 1.
+        tau_s: Synaptic time constant in steps, > 1 and different from `tau_m`.
+        threshold: Firing threshold, > 0; a layer may override it per output channel.
+
+    Raises:
+        ValueError: A constant lies outside its range.
+    """
+
+    tau_m: float = 5.0
+    tau_s: float = 3.0
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_time_constant("tau_m", self.tau_m)
+        require_time_constant("tau_s", self.tau_s)
+        if self.tau_m == self.tau_s:
+            raise ValueError(f"tau_m and tau_s must differ, but got {self.tau_m} for both")
+        if not (math.isfinite(self.threshold) and self.threshold > 0):
+            raise ValueError(
+                f"threshold must be finite and > 0 (a neuron would fire from rest), got {self.threshold}"
+            )
+
+    @property
+    def decay_m(self) -> float:
+        """Decay of the membrane trace per step, `1 - 1/tau_m`."""
+        return 1 - 1 / self.tau_m
+
+    @property
+    def decay_s(self) -> float:
+        """Decay of the synaptic trace per step, `1 - 1/tau_s`."""
+        return 1 - 1 / self.tau_s
+
+    @property
+    def coef(self) -> float:
+        """Scale of the kernel, `tau_m / (tau_m - tau_s)`."""
+        return self.tau_m / (self.tau_m - self.tau_s)
+
+
+@dataclass(frozen=True)
+class GradParams:
+    """Constants of the time-based gradient; they shape the backward pass and no spike.
+
+    Attributes:
+        tau_grad: Time constant of the rise trace in steps, > 1.
+        grad_scale: Factor on the gradient that a layer hands to its input, >= 0.
+        cap_weight: Largest |dt/du| on the path to the weight, > 0.
+        cap_time: Largest |dt/dr| on the path to the input's spike times, > 0.
+
+    Raises:
+        ValueError: A constant lies outside its range.
+    """
+
+    tau_grad: float = 2.5
+    grad_scale: float = 0.85
+    cap_weight: float = 4.0
+    cap_time: float = 123456789.0
+
+    def __post_init__(self) -> None:
+        require_time_constant("tau_grad", self.tau_grad)
+        if not (math.isfinite(self.grad_scale) and self.grad_scale >= 0):
+            raise ValueError(f"grad_scale must be finite and >= 0, got {self.grad_scale}")
+        for name in ("cap_weight", "cap_time"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be finite and > 0, got {value}")
+
+    @property
+    def decay_grad(self) -> float:
+        """Decay of the rise trace per step, `1 - 1/tau_grad`."""
+        return 1 - 1 / self.tau_grad
+
+
+def require_time_constant(name: str, tau: float) -> None:
+    """Raise ValueError unless `tau` (steps) is finite and > 1: at 1 and below nothing is left of a trace."""
+    if not (math.isfinite(tau) and tau > 1):
+        raise ValueError(f"{name} must be finite and > 1 step, got {tau}")
+
+
+def spike_response_kernel(neuron: SRMParams, steps: int) -> Tensor:
+    """Return the potential that one unit of current leaves `k` steps on, for `k = 1 ... steps`.
+
+    `eps(k) = tau_m / (tau_m - tau_s) * ((1 - 1/tau_m)^k - (1 - 1/tau_s)^k)`
+
+    Args:
+        neuron: The neuron's constants.
+        steps: Number of lags, >= 1.
+
+    Returns:
+        `[steps]`, float64; entry 0 is lag 1: the step in which the current arrives.
+
+    Raises:
+        ValueError: `steps` is below 1.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    lag = torch.arange(1, steps + 1, dtype=torch.float64)
+    return neuron.coef * (neuron.decay_m**lag - neuron.decay_s**lag)

@@ -1,0 +1,60 @@
+"""Average pooling that shares a time gradient among the spikes of its window."""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int]) -> Tensor:
+    """Average over windows that do not overlap; divide the gradient by the window's sum.
+
+    Forward: the mean of each window; a border that no whole window covers is dropped. Backward (not the
+        derivative):
+    `grad_x[window] = grad_out / sum(x over the window)` at every position of the window, 0 where the sum is
+    0 and in the border. For 0/1 input the sum is the number of spikes, so the spikes of a window share its
+    gradient equally once an SRM layer below reads it at its spikes.
+
+    Args:
+        x: `[T, N, C, H, W]`, floating point.
+        kernel_size: Window, `k` or `(k_h, k_w)`, each from 1 to the map's size.
+
+    Returns:
+        `[T, N, C, H // k_h, W // k_w]`.
+
+    Raises:
+        ValueError: `x` is not 5-D floating point, or a window side lies outside 1 ... the map's side.
+    """
+    k_h, k_w = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+    if x.dim() != 5 or not x.is_floating_point():
+        raise ValueError(f"x must be floating point of shape [T, N, C, H, W], got {x.dtype} {list(x.shape)}")
+    if k_h < 1 or k_w < 1:
+        raise ValueError(f"kernel_size must be at least 1, got {kernel_size}")
+    if k_h > x.shape[3] or k_w > x.shape[4]:
+        raise ValueError(
+            f"kernel_size must fit the map, got {kernel_size} for a map of {x.shape[3]}x{x.shape[4]}"
+        )
+    return cast(Tensor, PoolFunc.apply(x, k_h, k_w))
+
+
+class PoolFunc(Function):
+    """Forward the mean of each window, backward `grad / sum` at every position of the window."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k_h: int, k_w: int) -> Tensor:  # noqa: D102
+        mean: Tensor = F.avg_pool2d(x.flatten(0, 1), (k_h, k_w)).unflatten(0, x.shape[:2])
+        ctx.save_for_backward(mean)
+        ctx.kernel_size, ctx.map_size = (k_h, k_w), x.shape[3:]
+        return mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:  # noqa: D102
+        (mean,) = ctx.saved_tensors
+        (k_h, k_w), (height, width) = ctx.kernel_size, ctx.map_size
+        share = torch.where(mean == 0, 0, grad_out / (mean * (k_h * k_w)))
+        spread = share.repeat_interleave(k_h, dim=3).repeat_interleave(k_w, dim=4)
+        return F.pad(spread, (0, width - spread.shape[4], 0, height - spread.shape[3])), None, None

@@ -1,0 +1,47 @@
+"""Dropout for spikes: it removes spikes, and leaves the times of the others alone."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+def spike_dropout(x: Tensor, p: float) -> Tensor:
+    """Drop each neuron with probability `p` for all steps; scale what is kept by `1 / (1 - p)`.
+
+    Backward only masks: a kept spike is `1 / (1 - p)` high, but its *time* is what it was, so the time
+    gradient passes unscaled (this keeps the sum law).
+
+    Args:
+        x: `[T, N, ...]`, floating point.
+        p: Probability of dropping, in [0, 1).
+
+    Returns:
+        The shape of `x`; one mask, drawn from torch's global generator, serves all `T` steps.
+
+    Raises:
+        ValueError: `p` lies outside [0, 1), or `x` has fewer than two dimensions.
+    """
+    if not 0 <= p < 1:
+        raise ValueError(f"p must lie in [0, 1), got {p}")
+    if x.dim() < 2:
+        raise ValueError(f"x must be of shape [T, N, ...], got {list(x.shape)}")
+    keep = torch.rand(x.shape[1:], device=x.device) >= p
+    return cast(Tensor, SpikeDropoutFunc.apply(x, keep, 1 / (1 - p)))
+
+
+class SpikeDropoutFunc(Function):
+    """Forward `x * keep * height`, backward `grad * keep`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Tensor, height: float) -> Tensor:  # noqa: D102
+        ctx.save_for_backward(keep)
+        return x * (keep * height).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:  # noqa: D102
+        (keep,) = ctx.saved_tensors
+        return grad_out * keep, None, None

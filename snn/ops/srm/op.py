@@ -1,0 +1,143 @@
+"""Public functions of the SRM layers: check, then call the autograd Function."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from snn.neuron import GradParams, SRMParams
+from snn.ops.srm.function import Pair, SRMConv2dFunc, SRMLinearFunc
+
+
+def srm_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    neuron: SRMParams,
+    grad: GradParams,
+    *,
+    threshold: Tensor | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolve spikes over space and run one SRM neuron per output position.
+
+    `I[t] = conv2d(x[t], weight)`; `u[t] = sum_s I[s] eps(t-s+1)` over the inputs since the neuron's last
+    spike, with `eps` from :func:`snn.neuron.spike_response_kernel`; `spikes[t] = u[t] >= threshold`. A call
+    starts from rest.
+
+    The gradient is time-based, not the derivative of the forward: `grad_out[t]` is read as dL/d(time of the
+    spike at t), and input and weight receive different signals (equations in `snn/ops/srm/README.md`). From:
+    Zhu et al., "Training Spiking Neural Networks with Event-driven Backpropagation", NeurIPS 2022.
+
+    Args:
+        x: Spikes or real values, `[T, N, C_in, H, W]`, float32 or float64.
+        weight: `[C_out, C_in / groups, k_h, k_w]`, dtype of `x`.
+        neuron: Time constants in steps, and the threshold.
+        grad: Constants of the gradient.
+        threshold: One per output channel, `[C_out]`, > 0; overrides `neuron.threshold`. (The range is read
+            on the CPU only; on a GPU reading it would stall the device.)
+        stride: As in `conv2d`.
+        padding: Zeros added on each side, as in `conv2d`.
+        dilation: As in `conv2d`.
+        groups: As in `conv2d`.
+
+    Returns:
+        Spikes (0/1), `[T, N, C_out, H_out, W_out]`, dtype of `x`.
+
+    Raises:
+        ValueError: A shape, dtype, device or range breaks a rule above; the message names rule and value.
+    """
+    _require_float(x, weight)
+    if x.dim() != 5:
+        raise ValueError(f"x must be of shape [T, N, C, H, W], got {list(x.shape)}")
+    if weight.dim() != 4:
+        raise ValueError(
+            f"weight must be of shape [C_out, C_in / groups, k_h, k_w], got {list(weight.shape)}"
+        )
+    stride, padding, dilation = (
+        _pair("stride", stride, 1),
+        _pair("padding", padding, 0),
+        _pair("dilation", dilation, 1),
+    )
+    if groups < 1 or weight.shape[0] % groups:
+        raise ValueError(f"groups must be at least 1 and divide C_out = {weight.shape[0]}, got {groups}")
+    if x.shape[2] != weight.shape[1] * groups:
+        raise ValueError(
+            f"x must have C_in = {weight.shape[1] * groups} channels (weight, groups), got {x.shape[2]}"
+        )
+    for side, size, kernel in zip((0, 1), x.shape[3:], weight.shape[2:], strict=True):
+        if size + 2 * padding[side] < dilation[side] * (kernel - 1) + 1:
+            raise ValueError(
+                f"the kernel must fit the padded map, got {list(weight.shape[2:])} on {list(x.shape[3:])}"
+            )
+    threshold = _require_scan(x, weight, neuron, threshold)
+    spikes = SRMConv2dFunc.apply(x, weight, threshold, neuron, grad, stride, padding, dilation, groups)
+    return cast(Tensor, spikes)
+
+
+def srm_linear(
+    x: Tensor, weight: Tensor, neuron: SRMParams, grad: GradParams, *, threshold: Tensor | None = None
+) -> Tensor:
+    """Connect spikes fully and run one SRM neuron per output.
+
+    :func:`srm_conv2d` with `I[t] = x[t] @ weight.T` as the synapse; the neuron and its gradient are the same.
+
+    Args:
+        x: Spikes or real values, `[T, N, F_in]`, float32 or float64.
+        weight: `[F_out, F_in]`, dtype of `x`.
+        neuron: Time constants in steps, and the threshold.
+        grad: Constants of the gradient.
+        threshold: One per output neuron, `[F_out]`, > 0; overrides `neuron.threshold`.
+
+    Returns:
+        Spikes (0/1), `[T, N, F_out]`, dtype of `x`.
+
+    Raises:
+        ValueError: A shape, dtype, device or range breaks a rule above; the message names rule and value.
+    """
+    _require_float(x, weight)
+    if x.dim() != 3:
+        raise ValueError(f"x must be of shape [T, N, F], got {list(x.shape)}")
+    if weight.dim() != 2:
+        raise ValueError(f"weight must be of shape [F_out, F_in], got {list(weight.shape)}")
+    if x.shape[2] != weight.shape[1]:
+        raise ValueError(f"x must have F_in = {weight.shape[1]} features (weight), got {x.shape[2]}")
+    threshold = _require_scan(x, weight, neuron, threshold)
+    return cast(Tensor, SRMLinearFunc.apply(x, weight, threshold, neuron, grad))
+
+
+def _require_float(x: Tensor, weight: Tensor) -> None:
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"x must be float32 or float64 (for bfloat16 use torch.autocast), got {x.dtype}")
+    if weight.dtype != x.dtype:
+        raise ValueError(f"weight must have the dtype of x, {x.dtype}, got {weight.dtype}")
+    if weight.device != x.device:
+        raise ValueError(f"weight must be on the device of x, {x.device}, got {weight.device}")
+
+
+def _require_scan(x: Tensor, weight: Tensor, neuron: SRMParams, threshold: Tensor | None) -> Tensor:
+    """Check what the neurons need; return their thresholds, one per output channel."""
+    if x.shape[0] < 1:
+        raise ValueError("x must have at least one step (encoding.steps), got T = 0")
+    channels = weight.shape[0]
+    if threshold is None:
+        return torch.full((channels,), neuron.threshold, dtype=x.dtype, device=x.device)
+    if threshold.shape != (channels,) or threshold.dtype != x.dtype or threshold.device != x.device:
+        got = f"{list(threshold.shape)} {threshold.dtype} on {threshold.device}"
+        raise ValueError(
+            f"threshold must be [{channels}] {x.dtype} on {x.device}, one per output channel, got {got}"
+        )
+    if threshold.device.type == "cpu" and not bool(((threshold > 0) & threshold.isfinite()).all()):
+        raise ValueError(
+            f"threshold must be finite and > 0 (a neuron would fire from rest), got {threshold.tolist()}"
+        )
+    return threshold
+
+
+def _pair(name: str, value: int | Pair, least: int) -> Pair:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or min(pair) < least:
+        raise ValueError(f"{name} must be one or two integers of at least {least}, got {value}")
+    return (pair[0], pair[1])
