@@ -25,7 +25,7 @@ def evaluate_checkpoint(cfg: "DictConfig") -> None:
 
     options = check(cfg, EvalConfig)
     checkpoint = load_checkpoint(find_checkpoint(options.checkpoint, "best.ckpt"))
-    changes = overridden(cfg, [f"data.{key}" for key in options.data])
+    changes = {"data.augment": "none", **overridden(cfg, [f"data.{key}" for key in options.data])}
     renamed = {
         "device": options.device,
         "encoding.steps": options.steps,

@@ -38,10 +38,14 @@ def job(cfg: "DictConfig") -> None:
             checkpoint = load_checkpoint(find_checkpoint(config.resume))
             changes = {"trainer.stop_after": None, **overridden(cfg, RESUME_KEYS)}
             config = check(update(checkpoint["config"], changes), TrainConfig)
+        if checkpoint is not None and folder.summary.exists():
+            log.info("%s is finished: nothing to resume", folder.path)
+            return
         train(config, checkpoint, folder, list(hydra.overrides.task))
-    except Exception:
+    except Exception as error:
         if hydra.mode == RunMode.MULTIRUN:
             folder.write_error()
+            log.error("job %s failed: %s", folder.path, error)
         raise
 
 

@@ -29,6 +29,10 @@ __all__ = ["EvalConfig", "TrainConfig", "TrainerConfig", "build", "check", "run"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
+# What an evaluation may change of the data: where they lie and which are used, not what shaped the network.
+EVAL_DATA_KEYS = ("root", "download", "val_fraction", "split_seed", "num_workers", "augment", "limit")
+
+
 @dataclass
 class TrainerConfig:
     """The training loop.
@@ -108,6 +112,7 @@ class EvalConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1, got {value}")
+        require_known("data", self.data, EVAL_DATA_KEYS)
 
 
 Root = typing.TypeVar("Root", TrainConfig, EvalConfig)
@@ -123,9 +128,12 @@ def check(cfg: "DictConfig | dict[str, Any]", schema: type[Root]) -> Root:
     Raises:
         ValueError: One line that names the key, and the nearest one if it is misspelt.
     """
-    from omegaconf import OmegaConf
+    from omegaconf import MissingMandatoryValue, OmegaConf
 
-    plain = OmegaConf.to_container(OmegaConf.create(cfg), resolve=True, throw_on_missing=True)
+    try:
+        plain = OmegaConf.to_container(OmegaConf.create(cfg), resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ValueError(f"{error.full_key} must be given: {error.full_key}=VALUE") from error
     return typing.cast(Root, _check_node("", plain, schema))
 
 
@@ -210,8 +218,7 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
 
     with _console(), _as_command(words):
         try:
-            settings, multirun = _preflight(words, schema, config_name, own_folder)
-            sys.argv += settings
+            sys.argv[1:], multirun = _preflight(words, schema, config_name, own_folder)
             decorate = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
             decorate(task if multirun else single)()
             for error in failed:
@@ -255,17 +262,19 @@ def update(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 def _preflight(
     words: list[str], schema: type[Root], config_name: str, own_folder: list[Path]
 ) -> tuple[list[str], bool]:
-    """Check every job of the command; return Hydra's settings for its folder, and whether it is a sweep."""
+    """Check every job of the command; return the words for Hydra, and whether they are a sweep."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra._internal.utils import get_args_parser
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
-    args = parser.parse_args(words)
-    settings: list[str] = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    args = parser.parse_intermixed_args(words)
+    flags = [word for word in words if word not in args.overrides]
+    quiet: list[str] = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    command: list[str] = [*flags, *args.overrides, *quiet]
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
-        return settings, False
+        return command, False
     overrides = OverridesParser.create().parse_overrides(args.overrides)
     if not args.multirun:
         jobs = [args.overrides]
@@ -275,10 +284,10 @@ def _preflight(
         jobs = BasicSweeper.split_arguments(overrides, None)[0]
     checked = [check(_compose(job, args, config_name), schema) for job in jobs]
 
-    given = {_key(word) for word in args.overrides}
     first = checked[0]
     if isinstance(first, EvalConfig):
-        return [*settings, "hydra.run.dir=."], False
+        return [*command, "hydra.run.dir=."], False
+    given = {_key(word) for word in args.overrides}
     stamp = f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
     folder = Path("runs") / first.name / f"{stamp}-s{first.seed}-{os.getpid()}"
     if first.resume is not None:
@@ -293,19 +302,15 @@ def _preflight(
     elif "hydra.run.dir" not in given and not args.multirun:
         own_folder.append(folder)
     if "hydra.run.dir" not in given:
-        settings.append(f"hydra.run.dir={_quote(folder)}")
+        command.append(f"hydra.run.dir={_quote(folder)}")
     if "hydra.sweep.dir" not in given:
-        settings.append(f"hydra.sweep.dir={_quote(folder.parent / f'{stamp}-{os.getpid()}-sweep')}")
-    fixed = [
-        _key(word)
-        for word, parsed in zip(args.overrides, overrides, strict=True)
-        if not parsed.is_sweep_override()
-    ]
-    settings += [
+        command.append(f"hydra.sweep.dir={_quote(folder.parent / f'{stamp}-{os.getpid()}-sweep')}")
+    fixed = [_quote(_key(o.get_key_element())) for o in overrides if not o.is_sweep_override()]
+    command += [
         "hydra.sweep.subdir=${hydra.job.num}_${hydra.job.override_dirname}",
-        f"hydra.job.config.override_dirname.exclude_keys=[{','.join(map(_quote, fixed))}]",
+        f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
     ]
-    return settings, args.multirun
+    return command, args.multirun
 
 
 def _compose(job: list[str], args: Any, config_name: str) -> "DictConfig":
@@ -351,7 +356,8 @@ def _one_line(error: BaseException) -> str:
         if choices := [file.stem for file in sorted((CONFIGS / group).glob("[!_]*.yaml"))]:
             near = difflib.get_close_matches(word, choices, n=1, cutoff=0)[0]
             return f"{group}={word} is no choice; did you mean {group}={near}? ({', '.join(choices)})"
-    return " ".join(text.replace("'++", "'").split()) or type(error).__name__
+    text = re.sub(r"\s*object_type=\S*", "", text.replace("'++", "'"))
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _remove_empty(folders: list[Path]) -> None:

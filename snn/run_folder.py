@@ -64,9 +64,10 @@ class RunFolder:
             if epoch == 0:
                 _write(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
                 _write(self.path / "overrides.yaml", yaml.safe_dump(overrides))
-            rows = self.metrics.read_text().splitlines() if self.metrics.exists() else []
-            kept = [row for row in rows if json.loads(row)["epoch"] <= epoch]
-            _write(self.metrics, "".join(f"{row}\n" for row in kept))
+            rows = (
+                self.metrics.read_text().splitlines()[:epoch] if self.metrics.exists() else []
+            )  # a row an epoch
+            _write(self.metrics, "".join(f"{row}\n" for row in rows))
             self._writer = SummaryWriter(str(self.path / "tb"), purge_step=step + 1 if step else None)
             if epoch == 0:
                 for summary in hparams(_flat(config), {"val/accuracy": 0.0}):

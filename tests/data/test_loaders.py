@@ -228,7 +228,7 @@ def test_something_must_be_left_to_train_on(changes):
         ({"std": []}, r"data.std must hold data.channels=1 numbers, one each, got \[\]"),
         ({"mean": [float("inf")]}, r"data.mean must be finite, got \[inf\]"),
         ({"std": [0.0]}, r"data.std must be > 0, got \[0.0\]"),
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"batch_size": 0}, "trainer.batch_size must be >= 1, got 0"),
     ],
     ids=str,
 )

@@ -1,0 +1,53 @@
+"""A sweep is its runs, each as it would be alone."""
+
+import pytest
+
+from tests.program.conftest import SMALL, rows
+
+
+def jobs(program) -> dict[str, object]:
+    (sweep,) = (program.folder / "runs" / "synthetic").iterdir()
+    assert sweep.name.endswith("-sweep")
+    return {path.name: path for path in sweep.iterdir() if path.is_dir()}
+
+
+def test_hazard_30_each_job_equals_the_same_run_alone(program):
+    words = ("seed=0,1", "optimizer=sgd", "surrogate.grad_scale=0.85,1")
+    assert program.train(*SMALL, "-m", *words).code == 0
+    made = jobs(program)
+    assert sorted(made) == [
+        "0_seed=0,surrogate.grad_scale=0.85",
+        "1_seed=0,surrogate.grad_scale=1",
+        "2_seed=1,surrogate.grad_scale=0.85",
+        "3_seed=1,surrogate.grad_scale=1",
+    ]
+    results = []
+    for name, folder in made.items():
+        alone = program.small("optimizer=sgd", *name.split("_", 1)[1].split(","), run=f"alone{name[0]}")
+        assert rows(folder) == rows(alone)
+        results.append(str(rows(folder)))
+    assert len(set(results)) == 4, "under SGD the scale acts"
+
+
+def test_hazard_30_a_job_that_fails_leaves_the_others_whole(program):
+    ended = program.train(*SMALL, "-m", "surrogate.tau_grad=2.5,1,3")
+    assert "tau_grad must be finite and > 1 step, got 1" in ended.error
+    good, bad, other = (folder for _, folder in sorted(jobs(program).items()))
+    assert rows(good) and rows(other)
+    assert [file.name for file in bad.iterdir()] == ["error.txt"]
+    assert "Traceback" in (bad / "error.txt").read_text()
+    assert not (good / "error.txt").exists() and (good / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("seed=0,abc", "seed must be int"), ("optimizer.lr=0.1,abc", "optimizer.lr must be float")],
+)
+def test_hazard_30_a_value_of_the_wrong_kind_stops_the_sweep_before_any_job(program, word, message):
+    assert message in program.train(*SMALL, "-m", word).error
+    assert not list(program.folder.iterdir())
+
+
+def test_a_sweep_does_not_resume(program):
+    program.small("trainer.stop_after=1")
+    assert "call it without -m" in program.train("-m", "resume=run").error

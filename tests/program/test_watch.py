@@ -1,0 +1,107 @@
+"""Nothing goes wrong in silence: dead layers, numbers that are not finite, a test set that decides."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import snn.data.sources as sources
+from snn.losses import CrossEntropy
+from tests.program.conftest import files, rows, summary
+
+
+@pytest.mark.parametrize("head", [(), ("head=spiking", "loss=count")], ids=["decoupled", "spiking"])
+def test_hazard_19_a_dead_network_is_visible(program, head):
+    run = program.folder / "run"
+    words = ("data=synthetic", "neuron.threshold=1000", "calibrate.spikes=null", "trainer.epochs=1")
+    ended = program.train(*words, *head, "hydra.run.dir=run")
+    assert ended.code == 0
+    assert "warning: layer 0_16C3" in ended.out and "is silent" in ended.out
+    (row,) = rows(run)
+    assert row["val/spike_rate/0_16C3"] == 0 == row["train/spike_rate/4_128"]
+    assert all(math.isfinite(v) for v in row.values())
+    if head:
+        assert row["val/undecided"] == 1 and row["val/accuracy"] == 0, "undecided, not class 0"
+        assert summary(run)["test/undecided"] == 1
+
+
+def poison(monkeypatch, first_bad_call: int) -> None:
+    """Make the loss NaN from a call on."""
+    calls = []
+
+    def loss(self, logits, labels):
+        calls.append(1)
+        value = torch.nn.functional.cross_entropy(logits, labels)
+        return value * math.nan if len(calls) >= first_bad_call else value
+
+    monkeypatch.setattr(CrossEntropy, "__call__", loss)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(program, monkeypatch):
+    poison(monkeypatch, 7)  # 4 steps and 1 evaluation an epoch: the second step of the second
+    words = (
+        "data=synthetic",
+        "network.layers=8",
+        "trainer.batch_size=16",
+        "trainer.epochs=3",
+        "hydra.run.dir=run",
+    )
+    error = program.train(*words).error
+    assert "loss or gradient is not finite at step 6;" in error
+    assert "run/last.ckpt is the last good checkpoint" in error
+    state = torch.load("run/last.ckpt")
+    assert state["epoch"] == 1 and all(t.isfinite().all() for t in state["network"].values())
+    assert len(rows(program.folder / "run")) == 1
+    assert (program.folder / "run" / "error.txt").exists()
+
+
+def test_hazard_21_a_loss_that_is_not_finite_in_evaluation_is_never_best(program, monkeypatch):
+    poison(monkeypatch, 10)
+    words = (
+        "data=synthetic",
+        "network.layers=8",
+        "trainer.batch_size=16",
+        "trainer.epochs=3",
+        "hydra.run.dir=run",
+    )
+    assert "not finite in evaluation after step 8" in program.train(*words).error
+    assert torch.load("run/best.ckpt")["epoch"] == 1
+
+
+def test_weights_that_are_not_finite_are_not_saved(program):
+    words = ("data=synthetic", "trainer.epochs=2", "optimizer=sgd", "optimizer.lr=1e38", "hydra.run.dir=run")
+    assert "not finite" in program.train(*words).error
+    assert not (program.folder / "run" / "last.ckpt").exists()
+
+
+def test_hazard_21_poisoned_test_labels_change_the_test_line_alone(program, monkeypatch):
+    clean = program.small("trainer.epochs=3", run="clean")
+    real = sources.synthetic
+
+    def poisoned(root, download, *, channels, size, num_classes):
+        train, test = real(root, download, channels=channels, size=size, num_classes=num_classes)
+        return train, sources.Images(test.images, (test.labels + 1) % num_classes)
+
+    poisoned.__module__ = real.__module__
+    monkeypatch.setattr(sources, "synthetic", poisoned)
+    dirty = program.small("trainer.epochs=3", run="dirty")
+    assert rows(dirty) == rows(clean)
+    one, other = summary(clean), summary(dirty)
+    changed = {key for key in one if one[key] != other[key]} - {"seconds", "samples_per_second"}
+    assert changed and all(key.startswith("test/") for key in changed)
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(program, monkeypatch):
+    run = program.small("trainer.stop_after=1", "trainer.epochs=2")
+    before = files(run)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("snn.checkpoint.torch.save", full)
+    assert "No space left on device" in program.train("resume=run").error
+    after = files(run)
+    assert after["last.ckpt"] == before["last.ckpt"] and after["best.ckpt"] == before["best.ckpt"]
+    assert not [name for name in after if name.startswith(".")]
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["epoch"] == 1

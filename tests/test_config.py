@@ -1,0 +1,103 @@
+"""The YAML files: complete, in step with the code, and checked as a whole."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from snn.config import CONFIGS, TrainConfig, build, build_network, check, update
+from snn.neuron import GradParams, SRMParams
+
+
+def composed(*words: str) -> TrainConfig:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIGS)):
+        cfg = compose("train", overrides=list(words), return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)
+    OmegaConf.set_struct(cfg, False)
+    del cfg["hydra"]
+    return check(cfg, TrainConfig)
+
+
+EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+CHOICES = sorted(
+    f"{path.parent.name}={path.stem}"
+    for path in CONFIGS.glob("*/*.yaml")
+    if not path.stem.startswith("_") and path.parent.name != "experiment"
+)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes(choice):
+    composed(choice)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_composes_and_builds_under_its_own_name(name):
+    config = composed(f"experiment={name}")
+    assert config.name == name
+    build_network(config)
+    text = (CONFIGS / "experiment" / f"{name}.yaml").read_text()
+    assert f"python train.py experiment={name}" in text, "the header holds the command"
+
+
+def test_a_run_is_named_by_its_data():
+    assert composed("data=synthetic").name == "synthetic"
+
+
+def test_yaml_and_dataclass_defaults_agree():
+    config = composed()
+    assert build(config.neuron) == SRMParams()
+    assert build(config.surrogate) == GradParams()
+
+
+def test_keys_are_as_documented():
+    config = composed("head=spiking", "loss=count", "optimizer=sgd")
+    assert {f.name for f in dataclasses.fields(TrainConfig)} >= {"seed", "device", "name", "resume"}
+    assert {"tau_m", "tau_s", "threshold"} <= set(config.neuron)
+    assert {"tau_grad", "grad_scale", "cap_weight", "cap_time"} <= set(config.surrogate)
+    assert {"layers", "weight_standardization"} <= set(config.network)
+    assert {"decouple_scale", "sign", "sign_clip"} <= set(composed().head)
+    assert {"desired", "undesired"} <= set(config.loss)
+    assert {"spikes", "batch_size"} <= set(config.calibrate)
+    assert {"lr", "weight_decay", "momentum"} <= set(config.optimizer)
+    data = {"root", "download", "val_fraction", "split_seed", "num_workers", "augment", "limit"}
+    assert data | {"channels", "size", "num_classes", "mean", "std"} <= set(config.data)
+    trainer = ["epochs", "stop_after", "batch_size", "accumulate", "clip_norm", "norm_weight_decay"]
+    assert [f.name for f in dataclasses.fields(config.trainer)] == trainer
+
+
+def test_lists_are_plain_lists():
+    assert type(composed().encoding["mean"]) is list  # hazard 29
+
+
+def test_update_changes_a_copy():
+    config = {"a": {"b": 1}, "c": [1, 2]}
+    assert update(config, {"a.b": 2}) == {"a": {"b": 2}, "c": [1, 2]}
+    assert config["a"]["b"] == 1
+
+
+@pytest.mark.parametrize("missing", ["loss", "trainer.epochs"])
+def test_a_missing_key_is_named(missing):
+    plain = dataclasses.asdict(composed())
+    node = plain
+    *path, last = missing.split(".")
+    for key in path:
+        node = node[key]
+    del node[last]
+    with pytest.raises(ValueError, match=f"{missing} is missing"):
+        check(plain, TrainConfig)
+
+
+def test_a_component_without_a_target_is_named():
+    with pytest.raises(
+        ValueError, match="loss must have a _target_: choose one, for instance loss=count or loss=cross"
+    ):
+        check({**dataclasses.asdict(composed()), "loss": {}}, TrainConfig)
+
+
+def test_experiment_header_lists_no_path_of_a_machine():
+    for path in Path(CONFIGS).rglob("*.yaml"):
+        assert "/home/" not in path.read_text()

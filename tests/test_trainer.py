@@ -1,0 +1,152 @@
+"""The loop's arithmetic: means, groups, accumulation, clip, modes."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from snn.layers import SRMLinear
+from snn.neuron import GradParams, SRMParams
+from snn.schedules import constant
+from snn.trainer import Tally, Trainer, evaluate, parameter_groups, steps_per_epoch
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Fixed:
+    """A loader of given batches."""
+
+    given: list
+
+    @property
+    def num_samples(self):
+        return sum(len(labels) for _, labels, _ in self.given)
+
+    @property
+    def num_batches(self):
+        return len(self.given)
+
+    def batches(self, epoch):
+        return iter(self.given)
+
+
+def batches(images, labels, size):
+    index = torch.arange(len(labels))
+    return Fixed(
+        [
+            (images[i : i + size], labels[i : i + size], index[i : i + size])
+            for i in range(0, len(labels), size)
+        ]
+    )
+
+
+def plain(images, index, epoch):
+    return images
+
+
+def make_trainer(network, loss_fn, data, tmp_path, **options):
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    settings = {"device": CPU, "epochs": 1, "stop_after": None, "accumulate": 1, "clip_norm": None} | options
+    folder = SimpleNamespace(last=tmp_path / "last.ckpt")
+    return Trainer(network, plain, loss_fn, optimizer, constant(optimizer, 1), data, folder, {}, **settings)
+
+
+def test_hazard_20_epoch_means_are_sample_weighted():
+    tally = Tally(CPU)
+    for size, loss, right in ((4, 0.0, 4), (4, 0.0, 4), (2, 1.0, 1)):
+        output = torch.zeros(size, 2)
+        output[:, 0] = 1
+        labels = torch.tensor([0] * right + [1] * (size - right))
+        tally.add(torch.tensor(loss), output, labels)
+    means = tally.means()
+    assert means["loss"] == pytest.approx(0.2) and means["accuracy"] == pytest.approx(0.9)
+    assert all(type(value) is float for value in means.values())
+
+
+def test_undecided_counts_as_wrong():
+    tally = Tally(CPU)
+    tally.add(torch.tensor(0.0), torch.zeros(5, 3, 2), torch.tensor([0, 0, 1]))  # silent output neurons
+    assert tally.means() == {"loss": 0.0, "accuracy": 0.0, "undecided": 1.0}
+
+
+def test_hazard_18_evaluation_is_in_eval_mode_and_puts_the_mode_back():
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, x):
+            seen.append(self.training)
+            return super().forward(x)
+
+    network = Spy(3, 2)
+    loader = batches(torch.randn(5, 3), torch.zeros(5, dtype=torch.int64), 2)
+    for mode in (True, False):
+        network.train(mode)
+        evaluate(network, plain, nn.functional.cross_entropy, loader, CPU)
+        assert network.training is mode
+    assert seen == [False] * 6
+
+
+def test_rates_are_sample_weighted_over_a_short_last_batch():
+    layer = SRMLinear(1, 1, SRMParams(), GradParams())
+    layer.weight.data.fill_(10.0)  # fires at every step if its input does
+    images = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]).view(1, 5, 1)
+    loader = Fixed(
+        [(images[:, :4], torch.zeros(4).long(), None), (images[:, 4:], torch.zeros(1).long(), None)]
+    )
+    loader.given = [(x, y, torch.zeros(1)) for x, y, _ in loader.given]
+    network = nn.Sequential(layer, nn.Flatten(0, 1))
+    result = evaluate(network, plain, lambda output, labels: output.sum() * 0, loader, CPU)
+    assert result["spike_rate/0"] == pytest.approx(0.8)
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path):
+    torch.manual_seed(0)
+    images, labels = torch.randn(10, 3), torch.randint(0, 4, (10,))
+    weights = []
+    for size, accumulate in ((10, 1), (4, 3)):  # 4 + 4 + 2 samples: one step
+        torch.manual_seed(1)
+        network = nn.Linear(3, 4)
+        data = SimpleNamespace(train=batches(images, labels, size))
+        trainer = make_trainer(network, nn.functional.cross_entropy, data, tmp_path, accumulate=accumulate)
+        row = trainer._train_epoch()
+        assert trainer.step == 1 == steps_per_epoch(data.train, accumulate)
+        weights.append((network.weight.detach().clone(), row["train/loss"], row["train/grad_norm"]))
+    (one, loss, norm), (other, other_loss, other_norm) = weights
+    torch.testing.assert_close(one, other)
+    assert loss == pytest.approx(other_loss, rel=1e-6) and norm == pytest.approx(other_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [None, 0.01, 1e6])
+def test_the_whole_gradient_is_clipped_to_its_norm(tmp_path, clip):
+    torch.manual_seed(0)
+    network = nn.Linear(3, 4)
+    before = torch.cat([p.detach().flatten().clone() for p in network.parameters()])
+    data = SimpleNamespace(train=batches(torch.randn(6, 3), torch.randint(0, 4, (6,)), 6))
+    trainer = make_trainer(network, nn.functional.cross_entropy, data, tmp_path, clip_norm=clip)
+    norm = trainer._train_epoch()["train/grad_norm"]  # as it was before the clip
+    moved = torch.cat([p.detach().flatten() for p in network.parameters()]) - before
+    assert norm > 0.01
+    assert float(moved.norm()) == pytest.approx(0.1 * (min(norm, clip) if clip else norm), rel=1e-3)
+
+
+@pytest.mark.parametrize(("decay", "group_decay"), [(None, 0.3), (0.0, 0.0), (0.1, 0.1)])
+def test_vectors_have_a_group_of_their_own(decay, group_decay):
+    layer = SRMLinear(4, 3, SRMParams(), GradParams(), weight_standardization=True)
+    groups = parameter_groups(nn.Sequential(layer, nn.Linear(3, 2)), decay)
+    weights, vectors = torch.optim.AdamW(groups, weight_decay=0.3).param_groups
+    assert [tuple(p.shape) for p in weights["params"]] == [(3, 4), (2, 3)]
+    assert [tuple(p.shape) for p in vectors["params"]] == [(3,), (3,), (2,)]
+    assert weights["weight_decay"] == 0.3 and vectors["weight_decay"] == group_decay
+
+
+def test_without_vectors_there_is_one_group():
+    assert len(parameter_groups(SRMLinear(4, 3, SRMParams(), GradParams()), 0.1)) == 1
+
+
+def test_hazard_17_rows_hold_plain_numbers(tmp_path):
+    data = SimpleNamespace(train=batches(torch.randn(6, 3), torch.randint(0, 4, (6,)), 4))
+    row = make_trainer(nn.Linear(3, 4), nn.functional.cross_entropy, data, tmp_path)._train_epoch()
+    assert all(type(value) in (int, float) for value in row.values())
