@@ -1,8 +1,11 @@
 """Train a spiking network from a config: `python train.py [key=value ...]`."""
 
 import logging
+import os
+import shlex
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snn.config import RESUME_KEYS, TrainConfig, build, build_network, check, overridden, run, update
@@ -30,17 +33,17 @@ def job(cfg: "DictConfig") -> None:
 
     hydra = HydraConfig.get()
     folder = RunFolder(hydra.runtime.output_dir)
+    config, checkpoint = check(cfg, TrainConfig), None
+    if config.resume is None:
+        folder.require_fresh()
+    elif folder.summary.exists():
+        log.info("%s is finished: nothing to resume", folder.path)
+        return
+    else:
+        checkpoint = load_checkpoint(find_checkpoint(config.resume))
+        changes = {"trainer.stop_after": None, **overridden(cfg, RESUME_KEYS)}
+        config = check(update(checkpoint["config"], changes), TrainConfig)
     try:
-        config, checkpoint = check(cfg, TrainConfig), None
-        if config.resume is None:
-            folder.require_fresh()
-        else:
-            checkpoint = load_checkpoint(find_checkpoint(config.resume))
-            changes = {"trainer.stop_after": None, **overridden(cfg, RESUME_KEYS)}
-            config = check(update(checkpoint["config"], changes), TrainConfig)
-        if checkpoint is not None and folder.summary.exists():
-            log.info("%s is finished: nothing to resume", folder.path)
-            return
         train(config, checkpoint, folder, list(hydra.overrides.task))
     except Exception as error:
         if hydra.mode == RunMode.MULTIRUN:
@@ -100,7 +103,13 @@ def train(
         if checkpoint is None:
             images, index = (part.to(device) for part in data.train.first(calibrate.batch_size))
             calibrate(network, encode(images, index, 0))
-        trainer.fit()
+        finished = trainer.fit()
+        if finished:
+            script, word = Path(__file__).with_name("eval.py"), f"checkpoint={folder.best}"
+        else:
+            script, word = Path(__file__), f"resume={folder.path}"
+        nearest = min(str(script), os.path.relpath(script), key=len)
+        log.info("python %s %s", shlex.quote(nearest), shlex.quote(word))
 
 
 if __name__ == "__main__":

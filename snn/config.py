@@ -3,6 +3,7 @@
 Hydra and OmegaConf stop here: what leaves this module is plain Python or a built object.
 """
 
+import argparse
 import difflib
 import logging
 import math
@@ -269,8 +270,8 @@ def _preflight(
 
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
-    args = parser.parse_intermixed_args(words)
-    flags = [word for word in words if word not in args.overrides]
+    args: argparse.Namespace = parser.parse_intermixed_args(words)
+    flags: list[str] = [word for word in words if word not in args.overrides]
     quiet: list[str] = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     command: list[str] = [*flags, *args.overrides, *quiet]
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
@@ -313,7 +314,7 @@ def _preflight(
     return command, args.multirun
 
 
-def _compose(job: list[str], args: Any, config_name: str) -> "DictConfig":
+def _compose(job: list[str], args: argparse.Namespace, config_name: str) -> "DictConfig":
     """Compose one job's config with every key allowed, so that `check` is what judges the keys."""
     from hydra import compose, initialize_config_dir
     from hydra.core.hydra_config import HydraConfig

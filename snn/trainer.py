@@ -3,7 +3,6 @@
 import itertools
 import logging
 import math
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -141,8 +140,8 @@ class Trainer:
         self._first_bad_step = torch.zeros((), dtype=torch.int64, device=device)  # 0: none so far
         self._silent: list[str] = []
 
-    def fit(self) -> None:
-        """Train to the horizon, and test the best epoch; or to `stop_after`, and leave a resumable run."""
+    def fit(self) -> bool:
+        """Train to the horizon and test the best epoch, or stop at `stop_after`; return whether it ended."""
         while self.epoch < self.epochs and (self.stop_after is None or self.epoch < self.stop_after):
             start = time.perf_counter()
             self.epoch += 1
@@ -155,11 +154,11 @@ class Trainer:
                 {"epoch": self.epoch, "step": self.step, **train, **_under("val", val), "seconds": seconds}
             )
             self._save(val["accuracy"])
-        if self.epoch == self.epochs:
-            self._finish()
-        else:
-            where = shlex.quote(f"resume={self.folder.path}")
-            log.info("stopped after epoch %d of %d; python train.py %s", self.epoch, self.epochs, where)
+        if self.epoch < self.epochs:
+            log.info("stopped after epoch %d of %d", self.epoch, self.epochs)
+            return False
+        self._finish()
+        return True
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint: everything the next epoch depends on."""
@@ -305,7 +304,6 @@ class Trainer:
         width = max(len(key) for key, _ in rows)
         for key, value in rows:
             log.info("%-*s  %s", width, key, f"{value:.4f}" if isinstance(value, float) else value)
-        log.info("python eval.py %s", shlex.quote(f"checkpoint={self.folder.best}"))
 
 
 def _under(split: str, values: dict[str, float]) -> dict[str, float]:
