@@ -8,7 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snn.config import RESUME_KEYS, TrainConfig, build, build_network, check, overridden, run, update
+from snn.config import (
+    RESUME_KEYS,
+    TrainConfig,
+    build,
+    build_network,
+    check,
+    overridden,
+    override,
+    run,
+    update,
+)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -105,9 +115,9 @@ def train(
             calibrate(network, encode(images, index, 0))
         finished = trainer.fit()
         if finished:
-            script, word = Path(__file__).with_name("eval.py"), f"checkpoint={folder.best}"
+            script, word = Path(__file__).with_name("eval.py"), override("checkpoint", folder.best)
         else:
-            script, word = Path(__file__), f"resume={folder.path}"
+            script, word = Path(__file__), override("resume", folder.path)
         nearest = min(str(script), os.path.relpath(script), key=len)
         log.info("python %s %s", shlex.quote(nearest), shlex.quote(word))
 

@@ -228,6 +228,7 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else 1
         except KeyboardInterrupt:
+            _remove_empty(own_folder)
             print("error: interrupted", file=sys.stderr)  # noqa: T201
             return 130
         except Exception as error:  # noqa: BLE001  the outermost handler: every error becomes one line
@@ -258,6 +259,11 @@ def update(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         OmegaConf.update(node, key, value)
     return typing.cast(dict[str, Any], OmegaConf.to_container(node))
+
+
+def override(key: str, value: object) -> str:
+    """Return the word `key=value` for a command line, quoted for Hydra where the value needs it."""
+    return f"{key}={value if re.fullmatch(r'[A-Za-z0-9_./:-]+', str(value)) else _quote(value)}"
 
 
 def _preflight(

@@ -9,14 +9,14 @@ from snn.neuron import GradParams, SRMParams
 from snn.ops import gradient_decouple, lb_sign, spike_avg_pool2d, spike_dropout, srm_conv2d, srm_linear
 
 STANDARDIZATION_EPS = 1e-5
+START_SCALE = 0.3  # standardized weights start small: their scale has no effect, but they turn faster for it
 
 
 class SRMLayer(nn.Module):
     """What every SRM layer holds: the weight, its standardization, and one threshold per output channel.
 
     Weight standardization: `(w - mean) / sqrt(var + 1e-5) * gain + bias` per output channel, with the
-    unbiased variance and a trained `gain` and `bias`. Gain starts at `1 / sqrt(fan_in)`, so that the
-    current's scale does not grow with the layer's width.
+    unbiased variance, and a `gain` (from 1) and `bias` (from 0) that are trained.
 
     `threshold` is a buffer: it shapes the spikes, so it travels with the weights.
     """
@@ -34,11 +34,12 @@ class SRMLayer(nn.Module):
             )
         self.neuron, self.grad = neuron, grad
         self.weight = nn.Parameter(torch.empty(shape))
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        bound = fan_in**-0.5 * (START_SCALE if weight_standardization else 1)
+        nn.init.uniform_(self.weight, -bound, bound)
         self.register_buffer("threshold", torch.full((shape[0],), float(neuron.threshold)))
         self.weight_standardization = weight_standardization
         if weight_standardization:
-            self.gain = nn.Parameter(torch.full((shape[0],), fan_in**-0.5))
+            self.gain = nn.Parameter(torch.ones(shape[0]))
             self.bias = nn.Parameter(torch.zeros(shape[0]))
 
     def effective_weight(self) -> Tensor:

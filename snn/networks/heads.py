@@ -3,11 +3,14 @@
 import math
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from snn.layers import ChannelAffine, GradientDecouple, LBSign, SRMLinear
 from snn.neuron import GradParams, SRMParams
 from snn.ops import count_to_time
+
+START_MEAN = 0.15  # of the spiking head's weights, in their standard deviations
 
 
 class DecoupledHead(nn.Module):
@@ -47,7 +50,18 @@ class DecoupledHead(nn.Module):
 
 
 class SpikingHead(SRMLinear):
-    """An SRM linear layer of K output neurons: spikes `[T, N, ...]` to spikes `[T, N, K]`."""
+    """An SRM linear layer of K output neurons: spikes `[T, N, ...]` to spikes `[T, N, K]`.
+
+    Its weights start with a mean above 0, so that every output neuron fires for some sample: one that never
+    does gets no gradient, and its class is lost.
+
+    Args:
+        shape: Shape of a sample of the body's output, `(F,)` or `(C, H, W)`.
+        num_classes: Number of output neurons K.
+        neuron: Constants of the neuron.
+        grad: Constants of its gradient.
+        weight_standardization: See :class:`snn.layers.SRMLayer`.
+    """
 
     output: ClassVar[str] = "spikes"
 
@@ -63,3 +77,8 @@ class SpikingHead(SRMLinear):
         super().__init__(
             math.prod(shape), num_classes, neuron, grad, weight_standardization=weight_standardization
         )
+        with torch.no_grad():
+            if weight_standardization:
+                self.bias.fill_(START_MEAN)
+            else:
+                self.weight.add_(START_MEAN * self.weight.std(correction=0))

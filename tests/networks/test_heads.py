@@ -117,3 +117,12 @@ def test_rule_of_decouple_scale(value):
 def test_rule_of_sign_clip(value):
     with pytest.raises(ValueError, match=f"head.sign_clip must be finite and > 0, got {value}"):
         make(sign_clip=value)
+
+
+@pytest.mark.parametrize("standardized", [True, False])
+def test_spiking_head_starts_with_every_class_alive(standardized):
+    """A mean above 0 in the weights: without it an output neuron that never fires is lost for good."""
+    torch.manual_seed(0)
+    head = SpikingHead((500,), 7, neuron=SRMParams(), grad=GradParams(), weight_standardization=standardized)
+    weight = head.effective_weight()
+    assert (weight.mean() / weight.std()).item() == pytest.approx(0.15, abs=0.03)

@@ -1,5 +1,7 @@
 """eval.py repeats a run's accuracy from the checkpoint alone."""
 
+import shlex
+
 import pytest
 import torch
 
@@ -31,7 +33,7 @@ def test_the_last_line_of_training_is_the_command_to_evaluate(program):
     ended = program.train(*SMALL, "name=with-a-name")
     command = ended.out.strip().splitlines()[-1]
     assert command.startswith("python ") and "eval.py checkpoint=runs/with-a-name/" in command
-    again = program.evaluate(*command.split()[2:])
+    again = program.evaluate(*shlex.split(command)[2:])
     accuracy = next(line.split()[1] for line in ended.out.splitlines() if line.startswith("test/accuracy"))
     assert again.out.strip().endswith(f"test/accuracy {accuracy}")
 

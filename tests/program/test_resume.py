@@ -80,9 +80,7 @@ def test_resume_stops_again_where_it_is_told(program):
     run = program.small("trainer.epochs=3", "trainer.stop_after=1")
     ended = program.train("resume=run", "trainer.stop_after=2")
     assert ended.code == 0
-    assert "stopped after epoch 2 of 3" in ended.out and ended.out.strip().endswith(
-        "python train.py resume=run"
-    )
+    assert "stopped after epoch 2 of 3" in ended.out and ended.out.strip().endswith("train.py resume=run")
     assert len(rows(run)) == 2
     assert program.train("resume=run", "trainer.stop_after=1").code == 0  # nothing left to do
     assert len(rows(run)) == 2

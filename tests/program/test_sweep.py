@@ -1,5 +1,7 @@
 """A sweep is its runs, each as it would be alone."""
 
+import shlex
+
 import pytest
 
 from tests.program.conftest import SMALL, rows
@@ -27,6 +29,14 @@ def test_hazard_30_each_job_equals_the_same_run_alone(program):
         assert rows(folder) == rows(alone)
         results.append(str(rows(folder)))
     assert len(set(results)) == 4, "under SGD the scale acts"
+
+
+def test_the_command_that_a_job_prints_pastes(program):
+    ended = program.train(*SMALL, "-m", "seed=0", "surrogate.grad_scale=0.85,1")
+    commands = [shlex.split(line) for line in ended.out.splitlines() if line.startswith("python ")]
+    assert len(commands) == 2
+    for command in commands:
+        assert program.evaluate(*command[2:]).code == 0
 
 
 def test_hazard_30_a_job_that_fails_leaves_the_others_whole(program):
