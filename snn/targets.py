@@ -16,6 +16,7 @@ from typing import Any
 
 ALLOWED = ("snn.", "torch.optim.")
 MARKS = ("_target_", "_partial_")
+PLAIN = (bool, int, float, str, dict, type(None))
 
 
 def build(node: dict[str, Any], **offered: Any) -> Any:
@@ -115,10 +116,17 @@ def require_known(path: str, node: dict[str, Any], known: Iterable[str]) -> None
 def require_kind(path: str, value: Any, kind: Any) -> None:
     """Raise ValueError unless the plain value `value` fits the annotation `kind`."""
     if not is_kind(value, kind):
-        name = kind.__name__ if inspect.isclass(kind) and not typing.get_args(kind) else str(kind)
-        raise ValueError(
-            f"{path} must be {name.replace('typing.', '').replace('NoneType', 'None')}, got {value!r}"
-        )
+        raise ValueError(f"{path} must be {_words(kind)}, got {value!r}")
+
+
+def _words(kind: Any) -> str:
+    """Say an annotation in words; of a union, what a config can hold."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        plain = [arg for arg in typing.get_args(kind) if arg in PLAIN or typing.get_args(arg)]
+        return " or ".join(map(_words, plain or typing.get_args(kind)))
+    if kind is type(None):
+        return "null"
+    return kind.__name__ if inspect.isclass(kind) and not typing.get_args(kind) else str(kind)
 
 
 def is_kind(value: Any, kind: Any) -> bool:

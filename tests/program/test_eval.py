@@ -57,7 +57,7 @@ def test_eval_takes_steps_batch_size_workers_and_data_keys(program):
         ("data.rot=x", "unknown key data.rot; did you mean data.root?"),
         ("split=tset", "split must be train, val or test, got 'tset'"),
         ("steps=0", "steps must be at least 1, got 0"),
-        ("batch_size=1.5", "batch_size must be int | None, got 1.5"),
+        ("batch_size=1.5", "batch_size must be int or null, got 1.5"),
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N"),
         ("data.num_classes=7", "unknown key data.num_classes"),
         ("checkpoint=nowhere", "there is no checkpoint nowhere"),
