@@ -50,6 +50,7 @@ def job(cfg: "DictConfig") -> None:
         log.info("%s is finished: nothing to resume", folder.path)
         return
     else:
+        find_checkpoint(str(folder.best))  # the end of the run needs it
         checkpoint = load_checkpoint(find_checkpoint(config.resume))
         changes = {"trainer.stop_after": None, **overridden(cfg, RESUME_KEYS)}
         config = check(update(checkpoint["config"], changes), TrainConfig)

@@ -37,7 +37,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         raise
     except Exception as error:  # noqa: BLE001  a damaged file fails in many ways; the cause is kept
         raise ValueError(f"{path} is damaged, or no checkpoint") from error

@@ -203,9 +203,11 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
         argv: Words of the command line; None reads `sys.argv`.
     """
     import hydra
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    words = sys.argv[1:] if argv is None else argv
+    OmegaConf.register_new_resolver("job_folder", _job_folder, replace=True)
+    words = [_quoted(word) for word in (sys.argv[1:] if argv is None else argv)]
     config_name = "train" if schema is TrainConfig else "eval"
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     own_folder: list[Path] = []
@@ -279,7 +281,10 @@ def _preflight(
     args: argparse.Namespace = parser.parse_intermixed_args(words)
     flags: list[str] = [word for word in words if word not in args.overrides]
     quiet: list[str] = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    command: list[str] = [*flags, *args.overrides, *quiet]
+    command: list[str] = [*args.overrides, *quiet, *flags]  # in this order: --info would swallow a word
+    if args.config_path:
+        args.config_path = str(Path(args.config_path).resolve())
+        command += ["--config-path", args.config_path]
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
         return command, False
     overrides = OverridesParser.create().parse_overrides(args.overrides)
@@ -292,9 +297,11 @@ def _preflight(
     checked = [check(_compose(job, args, config_name), schema) for job in jobs]
 
     first = checked[0]
-    if isinstance(first, EvalConfig):
-        return [*command, "hydra.run.dir=."], False
     given = {_key(word) for word in args.overrides}
+    if isinstance(first, EvalConfig):
+        if foreign := [key for key in given if key.startswith("hydra")]:
+            raise ValueError(f"eval.py writes no folder and takes no {foreign[0]}")
+        return ["hydra.run.dir=.", *command], False
     stamp = f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
     folder = Path("runs") / first.name / f"{stamp}-s{first.seed}-{os.getpid()}"
     if first.resume is not None:
@@ -308,16 +315,16 @@ def _preflight(
         folder = find_checkpoint(first.resume).parent
     elif "hydra.run.dir" not in given and not args.multirun:
         own_folder.append(folder)
-    if "hydra.run.dir" not in given:
-        command.append(f"hydra.run.dir={_quote(folder)}")
-    if "hydra.sweep.dir" not in given:
-        command.append(f"hydra.sweep.dir={_quote(folder.parent / f'{stamp}-{os.getpid()}-sweep')}")
     fixed = [_quote(_key(o.get_key_element())) for o in overrides if not o.is_sweep_override()]
-    command += [
-        "hydra.sweep.subdir=${hydra.job.num}_${hydra.job.override_dirname}",
+    settings: list[str] = [
+        "hydra.sweep.subdir='${job_folder:${hydra.job.num},${hydra.job.override_dirname}}'",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
     ]
-    return command, args.multirun
+    if "hydra.run.dir" not in given:
+        settings.append(f"hydra.run.dir={_quote(folder)}")
+    if "hydra.sweep.dir" not in given:
+        settings.append(f"hydra.sweep.dir={_quote(folder.parent / f'{stamp}-{os.getpid()}-sweep')}")
+    return [*settings, *command], args.multirun
 
 
 def _compose(job: list[str], args: argparse.Namespace, config_name: str) -> "DictConfig":
@@ -329,10 +336,13 @@ def _compose(job: list[str], args: argparse.Namespace, config_name: str) -> "Dic
     words = [word if _is_group(_key(word)) or word[0] in "+~" else f"++{word}" for word in job]
     if args.config_dir:
         words.append(f"hydra.searchpath=[{_quote(f'file://{Path(args.config_dir).resolve()}')}]")
-    base = Path(args.config_path or CONFIGS)
-    with initialize_config_dir(version_base="1.3", config_dir=str((CONFIGS.parent / base).resolve())):
+    with initialize_config_dir(version_base="1.3", config_dir=args.config_path or str(CONFIGS)):
         cfg = compose(args.config_name or config_name, overrides=words, return_hydra_config=True)
         HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in the config
+    if cfg.hydra.callbacks:  # Hydra would build whatever they name
+        raise ValueError(
+            "hydra.callbacks must be empty: a config names nothing but what is ours or torch.optim's"
+        )
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
@@ -351,6 +361,23 @@ def _quote(text: object) -> str:
     return f"'{escaped}'"
 
 
+def _quoted(word: str) -> str:
+    """Quote a value that Hydra's grammar has no room for: a leading `~`, or other than ASCII."""
+    key, equals, value = word.partition("=")
+    if (
+        equals
+        and (value.startswith("~") or not value.isascii())
+        and not re.search(r"""['"\[\]{}(),]""", value)
+    ):
+        return f"{key}={_quote(value)}"
+    return word
+
+
+def _job_folder(number: int, overrides: str) -> str:
+    """Name a job of a sweep by its number and what was swept, as one folder that every file system takes."""
+    return f"{number}_{overrides}".replace("/", "_")[:150]
+
+
 def _refuse(message: str) -> typing.NoReturn:
     raise ValueError(f"{message} (overrides read key=value; see --help)")
 
@@ -363,6 +390,8 @@ def _one_line(error: BaseException) -> str:
         if choices := [file.stem for file in sorted((CONFIGS / group).glob("[!_]*.yaml"))]:
             near = difflib.get_close_matches(word, choices, n=1, cutoff=0)[0]
             return f"{group}={word} is no choice; did you mean {group}={near}? ({', '.join(choices)})"
+    if "LexerNoViableAlt" in text:
+        return f"cannot read {text.split()[1]}; a value with unusual signs is quoted: \"key='value'\""
     text = re.sub(r"\s*object_type=\S*", "", text.replace("'++", "'"))
     return " ".join(text.split()) or type(error).__name__
 
@@ -394,6 +423,7 @@ def _as_command(words: list[str]) -> Iterator[None]:
 def _console() -> Iterator[None]:
     """Show this project's log on stdout, as plain lines."""
     handler = logging.StreamHandler(sys.stdout)
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a closed pipe ends no run
     logger = logging.getLogger("snn")
     level = logger.level
     logger.addHandler(handler)

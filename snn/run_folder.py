@@ -37,11 +37,9 @@ class RunFolder:
 
     def require_fresh(self) -> None:
         """Raise ValueError if the folder holds another run."""
-        for file in (self.metrics, self.last, self.best):
+        for file in (self.metrics, self.last, self.best, self.summary):
             if file.exists():
-                raise ValueError(
-                    f"{self.path} holds a run already ({file.name}): resume={self.path} continues it"
-                )
+                raise ValueError(f"{self.path} holds a run already ({file.name}); resume=PATH continues one")
 
     @contextmanager
     def recording(
@@ -64,10 +62,8 @@ class RunFolder:
             if epoch == 0:
                 _write(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
                 _write(self.path / "overrides.yaml", yaml.safe_dump(overrides))
-            rows = (
-                self.metrics.read_text().splitlines()[:epoch] if self.metrics.exists() else []
-            )  # a row an epoch
-            _write(self.metrics, "".join(f"{row}\n" for row in rows))
+            if self.metrics.exists():
+                _write(self.metrics, "".join(f"{row}\n" for row in _rows(self.metrics, epoch)))
             self._writer = SummaryWriter(str(self.path / "tb"), purge_step=step + 1 if step else None)
             if epoch == 0:
                 for summary in hparams(_flat(config), {"val/accuracy": 0.0}):
@@ -102,6 +98,19 @@ class RunFolder:
     def write_error(self) -> None:
         """Write the traceback of the exception being handled to error.txt."""
         (self.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+
+
+def _rows(path: Path, epoch: int) -> list[str]:
+    """Return the rows of metrics.jsonl up to an epoch; a torn row ends them."""
+    rows = []
+    for row in path.read_text(errors="replace").splitlines():
+        try:
+            if json.loads(row)["epoch"] > epoch:
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        rows.append(row)
+    return rows
 
 
 def _write(path: Path, text: str) -> None:

@@ -96,7 +96,9 @@ def locate(name: Any) -> Callable[..., Any]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"_target_ names nothing that exists: {name!r}") from error
     # a name may lead through an allowed module to something imported there: where it was defined counts
-    if not (inspect.isclass(found) or inspect.isfunction(found)) or not found.__module__.startswith(ALLOWED):
+    if not (inspect.isclass(found) or inspect.isfunction(found)):
+        raise ValueError(rule)
+    if not f"{found.__module__}.".startswith(ALLOWED):
         raise ValueError(rule)
     return typing.cast(Callable[..., Any], found)
 

@@ -175,7 +175,7 @@ class Trainer:
         tally, norms = Tally(self.device), torch.zeros((), device=self.device)
         batches = self.data.train.batches(self.epoch)
         steps = steps_per_epoch(self.data.train, self.accumulate)
-        no_terminal = not (sys.stdout.isatty() and sys.stderr.isatty())
+        no_terminal = not all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
         with (
             SpikeMonitor(self.network) as monitor,
             tqdm(total=steps, disable=no_terminal, leave=False) as bar,

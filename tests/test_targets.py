@@ -112,3 +112,8 @@ def test_missing_arguments_are_a_value_error():
 )
 def test_is_kind(value, kind, fits):
     assert is_kind(value, kind) == fits
+
+
+def test_every_optimizer_of_torch_is_allowed():
+    for name in ("AdamW", "SGD", "Adafactor"):
+        assert locate(f"torch.optim.{name}")

@@ -5,7 +5,7 @@
 - `P{k}`: spike average pooling, window k
 - `{n}`: SRM linear layer, n neurons
 - `D{p}`: dropout with probability p, one mask for all steps
-- `x{n}` after any token: repeat it n times
+- `x{n}` after any token: repeat it n times, up to 999
 """
 
 import re
@@ -90,7 +90,7 @@ def parse(layers: str) -> list[tuple[str, Spec]]:
     for place, token in enumerate(layers.split("-"), start=1):
         body, _, times = token.partition("x")
         spec = _parse_token(body)
-        if spec is None or (_ and not re.fullmatch(r"[1-9]\d*", times)):
+        if spec is None or (_ and not re.fullmatch(r"[1-9][0-9]{0,2}", times)):
             raise ValueError(
                 f"network.layers: token {place} of {layers!r} must read like 16C3, 64C5p0s2, P2, 300 or D0.1 "
                 f"(x3 repeats), got {token!r}"
@@ -100,9 +100,9 @@ def parse(layers: str) -> list[tuple[str, Spec]]:
 
 
 def _parse_token(token: str) -> Spec | None:
-    if conv := re.fullmatch(r"([1-9]\d*)C([1-9]\d*)((?:[psdg]\d+)*)", token):
+    if conv := re.fullmatch(r"([1-9][0-9]*)C([1-9][0-9]*)((?:[psdg][0-9]+)*)", token):
         channels, kernel = int(conv[1]), int(conv[2])
-        options = re.findall(r"([psdg])(\d+)", conv[3])
+        options = re.findall(r"([psdg])([0-9]+)", conv[3])
         given = {key: int(value) for key, value in options}
         repeated = len(given) < len(options)
         if repeated or min(given.get(key, 1) for key in "sdg") < 1:
@@ -115,11 +115,11 @@ def _parse_token(token: str) -> Spec | None:
             given.get("d", 1),
             given.get("g", 1),
         )
-    if pool := re.fullmatch(r"P([1-9]\d*)", token):
+    if pool := re.fullmatch(r"P([1-9][0-9]*)", token):
         return Pool(int(pool[1]))
-    if re.fullmatch(r"[1-9]\d*", token):
+    if re.fullmatch(r"[1-9][0-9]*", token):
         return Linear(int(token))
-    if dropout := re.fullmatch(r"D(0?\.\d+|0)", token):
+    if dropout := re.fullmatch(r"D(0?\.[0-9]+|0)", token):
         return Dropout(float(dropout[1]))
     return None
 

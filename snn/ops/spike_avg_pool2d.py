@@ -28,11 +28,12 @@ def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int]) -> Tensor:
     Raises:
         ValueError: `x` is not 5-D floating point, or a window side lies outside 1 ... the map's side.
     """
-    k_h, k_w = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+    pair = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
     if x.dim() != 5 or not x.is_floating_point():
         raise ValueError(f"x must be floating point of shape [T, N, C, H, W], got {x.dtype} {list(x.shape)}")
-    if k_h < 1 or k_w < 1:
-        raise ValueError(f"kernel_size must be at least 1, got {kernel_size}")
+    if len(pair) != 2 or not all(type(side) is int and side >= 1 for side in pair):
+        raise ValueError(f"kernel_size must be one or two integers of at least 1, got {kernel_size}")
+    k_h, k_w = pair
     if k_h > x.shape[3] or k_w > x.shape[4]:
         raise ValueError(
             f"kernel_size must fit the map, got {kernel_size} for a map of {x.shape[3]}x{x.shape[4]}"

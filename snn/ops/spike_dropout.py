@@ -22,12 +22,12 @@ def spike_dropout(x: Tensor, p: float) -> Tensor:
         The shape of `x`; one mask, drawn from torch's global generator, serves all `T` steps.
 
     Raises:
-        ValueError: `p` lies outside [0, 1), or `x` has fewer than two dimensions.
+        ValueError: `p` lies outside [0, 1), or `x` is not floating point of two dimensions or more.
     """
     if not 0 <= p < 1:
         raise ValueError(f"p must lie in [0, 1), got {p}")
-    if x.dim() < 2:
-        raise ValueError(f"x must be of shape [T, N, ...], got {list(x.shape)}")
+    if x.dim() < 2 or not x.is_floating_point():
+        raise ValueError(f"x must be floating point of shape [T, N, ...], got {x.dtype} {list(x.shape)}")
     keep = torch.rand(x.shape[1:], device=x.device) >= p
     return cast(Tensor, SpikeDropoutFunc.apply(x, keep, 1 / (1 - p)))
 

@@ -130,3 +130,9 @@ def test_a_stray_dash(layers, place, piece):
 )
 def test_output_shapes(spec, shape, expected):
     assert spec.out_shape(shape) == expected
+
+
+@pytest.mark.parametrize("layers", ["16x1000", "8C3x99999999", "8C3-1\u0663"])
+def test_endless_repeats_and_foreign_digits_are_refused(layers):
+    with pytest.raises(ValueError, match="network.layers: token"):
+        parse(layers)

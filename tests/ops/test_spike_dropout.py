@@ -63,5 +63,10 @@ def test_rule_of_p(p):
 
 
 def test_rule_of_shape():
-    with pytest.raises(ValueError, match=r"\[T, N, ...\], got \[3\]"):
+    with pytest.raises(ValueError, match=r"\[T, N, ...\], got torch.float32 \[3\]"):
         spike_dropout(torch.zeros(3), 0.5)
+
+
+def test_rule_of_dtype():
+    with pytest.raises(ValueError, match="must be floating point"):
+        spike_dropout(torch.zeros(2, 3, dtype=torch.int64), 0.5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.program.conftest import files
+from tests.program.conftest import SMALL, files
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,3 +154,26 @@ def test_hazard_27_passes_with_future_warnings_as_errors_and_no_gpu(tmp_path):
         command, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_hydra_callbacks_build_nothing(program):
+    made = program.folder / "made"
+    node = f"+hydra.callbacks.a={{_target_: zipfile.ZipFile, file: {made}, mode: w}}"
+    assert "hydra.callbacks must be empty" in program.train(*SMALL, node).error
+    assert not list(program.folder.iterdir())
+
+
+def test_hazard_28_a_tilde_expands(program, monkeypatch):
+    monkeypatch.setenv("HOME", str(program.folder / "home"))
+    assert f"{program.folder}/home/x/MNIST/raw" in program.train("data=mnist", "data.root=~/x").error
+
+
+def test_a_value_with_other_than_ascii_is_read(program):
+    assert "there is no checkpoint é/x" in program.train("resume=é/x").error
+
+
+def test_a_closed_pipe_ends_no_run(tmp_path):
+    command = f"{sys.executable} {ROOT / 'train.py'} {' '.join(SMALL)} hydra.run.dir=run | head -1"
+    ended = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert "Traceback" not in ended.stderr
+    assert (tmp_path / "run" / "summary.json").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.program.conftest import files, rows, summary
+from tests.program.conftest import SMALL, files, rows, summary
 
 RANDOM = (  # everything that draws: dropout, shuffling, augmentation, poisson
     "network.layers=8C3-P2-D0.2-16",
@@ -133,3 +133,38 @@ def test_checkpoints_load_plainly(program):
         assert state["network"]["layers.0_8C3.threshold"].shape == (8,)
         assert {"layers.0_8C3.gain", "layers.0_8C3.bias", "head.affine.bias"} <= set(state["network"])
         assert math.isfinite(state["best"]["accuracy"]) and set(state["versions"]) == {"python", "torch"}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_checkpoint_is_named(program, share):
+    run = program.small("trainer.stop_after=1")
+    whole = (run / "last.ckpt").read_bytes()
+    (run / "last.ckpt").write_bytes(whole[: int(share * len(whole))])
+    assert "run/last.ckpt is damaged, or no checkpoint" in program.train("resume=run").error
+
+
+def test_a_torn_row_ends_the_rows(program):
+    run = program.small("trainer.epochs=3", "trainer.stop_after=2")
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text[:-20])
+    assert program.train("resume=run").code == 0
+    assert [row["epoch"] for row in rows(run)] == [1, 3]
+
+
+def test_a_run_that_died_before_its_first_checkpoint_can_start_again(program):
+    words = ("optimizer=sgd", "optimizer.lr=1e38", "hydra.run.dir=run")
+    assert "nothing was saved" in program.train(*SMALL, *words).error
+    assert program.small() == program.folder / "run"
+
+
+def test_a_missing_best_checkpoint_is_noticed_at_once(program):
+    run = program.small("trainer.stop_after=1")
+    (run / "best.ckpt").unlink()
+    assert "there is no checkpoint run/best.ckpt" in program.train("resume=run").error
+
+
+def test_a_left_over_summary_is_a_run(program):
+    run = program.small()
+    for name in ("metrics.jsonl", "last.ckpt", "best.ckpt"):
+        (run / name).unlink()
+    assert "run holds a run already (summary.json)" in program.train(*SMALL, "hydra.run.dir=run").error

@@ -61,3 +61,9 @@ def test_hazard_30_a_value_of_the_wrong_kind_stops_the_sweep_before_any_job(prog
 def test_a_sweep_does_not_resume(program):
     program.small("trainer.stop_after=1")
     assert "call it without -m" in program.train("-m", "resume=run").error
+
+
+def test_a_long_or_slashed_override_makes_a_plain_folder(program):
+    layers = "-".join(["4"] * 200)
+    assert program.train(*SMALL, "-m", f"network.layers={layers},4", "data.root=../../x,b").code == 0
+    assert len(jobs(program)) == 4

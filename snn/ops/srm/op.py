@@ -137,7 +137,7 @@ def _require_scan(x: Tensor, weight: Tensor, neuron: SRMParams, threshold: Tenso
 
 
 def _pair(name: str, value: int | Pair, least: int) -> Pair:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or min(pair) < least:
+    pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2 or not all(type(side) is int and side >= least for side in pair):
         raise ValueError(f"{name} must be one or two integers of at least {least}, got {value}")
-    return (pair[0], pair[1])
+    return pair
