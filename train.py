@@ -15,7 +15,6 @@ from snn.config import (
     build_network,
     check,
     overridden,
-    override,
     run,
     update,
 )
@@ -116,9 +115,9 @@ def train(
             calibrate(network, encode(images, index, 0))
         finished = trainer.fit()
         if finished:
-            script, word = Path(__file__).with_name("eval.py"), override("checkpoint", folder.best)
+            script, word = Path(__file__).with_name("eval.py"), f"checkpoint={folder.best}"
         else:
-            script, word = Path(__file__), override("resume", folder.path)
+            script, word = Path(__file__), f"resume={folder.path}"
         nearest = min(str(script), os.path.relpath(script), key=len)
         log.info("python %s %s", shlex.quote(nearest), shlex.quote(word))
 

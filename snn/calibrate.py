@@ -21,9 +21,10 @@ class Calibration:
     """Set thresholds and head bias from one batch, layer by layer, in a single forward pass in eval mode.
 
     Threshold: a factor in [0.01, 100] of the layer's threshold is bisected (geometrically) until the bracket
-        is within
-    1 %, so that the spikes per neuron over the steps `t >= (2 T) // 3`, times `T / (T - (2 T) // 3)`, meet
-    `spikes`. Head bias: minus the mean of the rate over all channels and samples.
+    is within 1 %, so that the spikes per neuron over the steps `t >= (2 T) // 3`, times
+    `T / (T - (2 T) // 3)`, meet `spikes`.
+
+    Head bias: minus the mean of the rate over all channels and samples.
 
     Attributes:
         spikes: Wanted spikes per neuron, > 0 (the true count over T comes out lower, the first steps being

@@ -1,6 +1,6 @@
 """From the words a user types to a checked config and a started job: schema, check(), build(), run().
 
-Hydra and OmegaConf stop here: what leaves this module is plain Python or a built object.
+Hydra and OmegaConf stop here and in the two scripts: the rest sees plain Python and built objects.
 """
 
 import argparse
@@ -263,11 +263,6 @@ def update(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return typing.cast(dict[str, Any], OmegaConf.to_container(node))
 
 
-def override(key: str, value: object) -> str:
-    """Return the word `key=value` for a command line, quoted for Hydra where the value needs it."""
-    return f"{key}={value if re.fullmatch(r'[A-Za-z0-9_./:-]+', str(value)) else _quote(value)}"
-
-
 def _preflight(
     words: list[str], schema: type[Root], config_name: str, own_folder: list[Path]
 ) -> tuple[list[str], bool]:
@@ -362,13 +357,11 @@ def _quote(text: object) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quote a value that Hydra's grammar has no room for: a leading `~`, or other than ASCII."""
+    """Quote a value that Hydra's grammar has no room for: a path to a run, a `~`, other than ASCII."""
     key, equals, value = word.partition("=")
-    if (
-        equals
-        and (value.startswith("~") or not value.isascii())
-        and not re.search(r"""['"\[\]{}(),]""", value)
-    ):
+    is_run = key in ("checkpoint", "resume") and value[:1] not in ("'", '"', "")
+    unusual = value.startswith("~") or not value.isascii()
+    if equals and (is_run or (unusual and not re.search(r"""['"\[\]{}(),]""", value))):
         return f"{key}={_quote(value)}"
     return word
 

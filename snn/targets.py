@@ -128,6 +128,8 @@ def _words(kind: Any) -> str:
         return " or ".join(map(_words, plain or typing.get_args(kind)))
     if kind is type(None):
         return "null"
+    if typing.get_origin(kind) is dict:
+        return "a group of keys"
     return kind.__name__ if inspect.isclass(kind) and not typing.get_args(kind) else str(kind)
 
 

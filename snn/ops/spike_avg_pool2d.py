@@ -12,11 +12,11 @@ from torch.autograd.function import once_differentiable
 def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int]) -> Tensor:
     """Average over windows that do not overlap; divide the gradient by the window's sum.
 
-    Forward: the mean of each window; a border that no whole window covers is dropped. Backward (not the
-        derivative):
-    `grad_x[window] = grad_out / sum(x over the window)` at every position of the window, 0 where the sum is
-    0 and in the border. For 0/1 input the sum is the number of spikes, so the spikes of a window share its
-    gradient equally once an SRM layer below reads it at its spikes.
+    Forward: the mean of each window; a border that no whole window covers is dropped.
+
+    Backward (not the derivative): `grad_x[window] = grad_out / sum(x over the window)` at every position of
+    the window, 0 where the sum is 0 and in the border. For 0/1 input the sum is the number of spikes, so the
+    spikes of a window share its gradient equally once an SRM layer below reads it at its spikes.
 
     Args:
         x: `[T, N, C, H, W]`, floating point.

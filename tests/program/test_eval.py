@@ -89,3 +89,10 @@ def test_a_checkpoint_cannot_name_code(program):
     state["config"]["loss"]["_target_"] = "os.system"
     torch.save(state, run / "evil.ckpt")
     assert "loss._target_ must name" in program.evaluate("checkpoint=run/evil.ckpt").error
+
+
+def test_any_path_to_a_checkpoint_is_read(program):
+    run = program.small(run="'a=1, b é'")
+    for path in ("a=1, b é", "a=1, b é/last.ckpt", f"{program.folder}/a=1, b é"):
+        assert program.evaluate(f"checkpoint={path}").code == 0
+    assert run.parent == program.folder
