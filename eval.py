@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
 def evaluate_checkpoint(cfg: "DictConfig") -> None:
     """Rebuild the network of a checkpoint from the config in it, and evaluate it on one split."""
     from snn.checkpoint import find_checkpoint, load_checkpoint
-    from snn.device import pick_device
+    from snn.device import pick_device, set_precision
     from snn.trainer import evaluate
 
     options = check(cfg, EvalConfig)
@@ -38,6 +38,7 @@ def evaluate_checkpoint(cfg: "DictConfig") -> None:
     network, loss_fn = build_network(config)
     network.load_state_dict(checkpoint["network"])
     network.to(device)
+    set_precision(network, device, config.trainer.precision)
     encode = build(config.encoding, seed=config.seed)
     data = build(config.data, batch_size=config.trainer.batch_size, seed=config.seed)
     result = evaluate(network, encode, loss_fn, getattr(data, options.split), device)

@@ -77,16 +77,16 @@ def train(
     """
     import torch
 
-    from snn.device import pick_device
+    from snn.device import compile_layers, pick_device, set_precision
     from snn.trainer import Trainer, parameter_groups, steps_per_epoch
 
     torch.manual_seed(config.seed)
-    device = pick_device(config.device)
+    device, options = pick_device(config.device), config.trainer
     network, loss_fn = build_network(config)
     network.to(device)
+    set_precision(network, device, options.precision)
     encode = build(config.encoding, seed=config.seed)
     calibrate = build(config.calibrate)
-    options = config.trainer
     optimizer = build(config.optimizer, params=parameter_groups(network, options.norm_weight_decay))
     data = build(config.data, batch_size=options.batch_size, seed=config.seed)
     total_steps = options.epochs * steps_per_epoch(data.train, options.accumulate)
@@ -113,6 +113,8 @@ def train(
         if checkpoint is None:
             images, index = (part.to(device) for part in data.train.first(calibrate.batch_size))
             calibrate(network, encode(images, index, 0))
+        if options.compile:
+            compile_layers(network)
         finished = trainer.fit()
         if finished:
             script, word = Path(__file__).with_name("eval.py"), f"checkpoint={folder.best}"

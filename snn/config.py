@@ -45,6 +45,8 @@ class TrainerConfig:
         accumulate: Batches whose gradients make one optimizer step.
         clip_norm: Largest norm of the whole gradient; null = no clip.
         norm_weight_decay: Weight decay of gains, biases and affine; null = the optimizer's.
+        precision: fp32; or bf16: convolutions and matrix products in bfloat16, the neurons in float32.
+        compile: Whether torch compiles each layer.
     """
 
     epochs: int
@@ -53,6 +55,8 @@ class TrainerConfig:
     accumulate: int
     clip_norm: float | None
     norm_weight_decay: float | None
+    precision: str
+    compile: bool
 
     def __post_init__(self) -> None:
         for key in ("epochs", "stop_after", "batch_size", "accumulate"):
@@ -64,6 +68,8 @@ class TrainerConfig:
         decay = self.norm_weight_decay
         if decay is not None and not (math.isfinite(decay) and decay >= 0):
             raise ValueError(f"trainer.norm_weight_decay must be null or finite and >= 0, got {decay}")
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f"trainer.precision must be fp32 or bf16, got {self.precision!r}")
 
 
 @dataclass

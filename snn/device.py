@@ -1,6 +1,12 @@
-"""Where a run computes."""
+"""Where a network computes, and how."""
+
+import functools
+import logging
 
 import torch
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
 
 
 def pick_device(name: str) -> torch.device:
@@ -23,3 +29,33 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device={name}: there is no such CUDA GPU here ({torch.cuda.device_count()} found)")
     return device
+
+
+def set_precision(network: nn.Module, device: torch.device, precision: str) -> None:
+    """Have `network` compute in `precision` from now on, in training and in evaluation.
+
+    Args:
+        network: On `device`; its output stays float32.
+        device: Where it runs.
+        precision: `fp32`; or `bf16`: convolutions and matrix products, forward and backward, in bfloat16, the
+            neurons' scans and the weights in float32.
+    """
+    if precision == "fp32":
+        return
+    forward = network.forward
+
+    @functools.wraps(forward)
+    def lowered(x: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            output: Tensor = forward(x)
+        return output.float()
+
+    network.forward = lowered
+
+
+def compile_layers(network: nn.Module) -> None:
+    """Have each layer of `network` compiled by torch at its next call; hooks on the layers still run."""
+    log.info("trainer.compile: the first step compiles the layers, which takes up to a minute")
+    for child in network.children():
+        for layer in child if isinstance(child, nn.Sequential) else [child]:
+            layer.forward = torch.compile(layer.forward, fullgraph=True)

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snn.neuron import GradParams, SRMParams
@@ -22,6 +23,9 @@ class SRMLayer(nn.Module):
     """
 
     threshold: Tensor
+    neurons_per_output = (
+        1  # neurons that one value of the output stands for: more than one if they are pooled
+    )
 
     def __init__(
         self, shape: tuple[int, ...], neuron: SRMParams, grad: GradParams, weight_standardization: bool
@@ -47,13 +51,14 @@ class SRMLayer(nn.Module):
         if not self.weight_standardization:
             return self.weight
         flat = self.weight.flatten(1)
-        var, mean = torch.var_mean(flat, dim=1, keepdim=True)
-        standard = (flat - mean) / torch.sqrt(var + STANDARDIZATION_EPS)
-        return (standard * self.gain[:, None] + self.bias[:, None]).view_as(self.weight)
+        # each output channel is a group of its own; group_norm takes the biased variance
+        bessel = (flat.shape[1] - 1) / flat.shape[1]
+        gain, eps = self.gain * math.sqrt(bessel), STANDARDIZATION_EPS * bessel
+        return F.group_norm(flat[None], len(flat), gain, self.bias, eps).view_as(self.weight)
 
 
 class SRMConv2d(SRMLayer):
-    """See :func:`snn.ops.srm_conv2d`."""
+    """See :func:`snn.ops.srm_conv2d`; with `pool` its output is averaged over windows already."""
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class SRMConv2d(SRMLayer):
         padding: int = 0,
         dilation: int = 1,
         groups: int = 1,
+        pool: int = 1,
         weight_standardization: bool = False,
     ) -> None:
         if groups < 1 or in_channels % groups or out_channels % groups:
@@ -78,9 +84,10 @@ class SRMConv2d(SRMLayer):
             (out_channels, in_channels // groups, k_h, k_w), neuron, grad, weight_standardization
         )
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.pool, self.neurons_per_output = pool, pool**2
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, N, C_in, H, W]` to spikes `[T, N, C_out, H_out, W_out]`."""
+        """`[T, N, C_in, H, W]` to spikes `[T, N, C_out, H_out, W_out]`, or `[..., H_out / k, W_out / k]`."""
         return srm_conv2d(
             x,
             self.effective_weight(),
@@ -91,6 +98,7 @@ class SRMConv2d(SRMLayer):
             padding=self.padding,
             dilation=self.dilation,
             groups=self.groups,
+            pool=self.pool,
         )
 
 

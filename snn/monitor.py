@@ -43,9 +43,9 @@ class SpikeMonitor:
         return {name: float(self._spikes[name]) / places for name, places in self._places.items() if places}
 
     def _counter(self, name: str) -> Any:
-        def count(module: nn.Module, inputs: tuple[Tensor, ...], spikes: Tensor) -> None:
-            total = spikes.detach().sum(dtype=torch.float64)
+        def count(module: SRMLayer, inputs: tuple[Tensor, ...], spikes: Tensor) -> None:
+            total = spikes.detach().sum(dtype=torch.float64) * module.neurons_per_output
             self._spikes[name] = self._spikes.get(name, torch.zeros_like(total)) + total
-            self._places[name] += spikes.numel()
+            self._places[name] += spikes.numel() * module.neurons_per_output
 
         return count

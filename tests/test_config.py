@@ -66,7 +66,7 @@ def test_keys_are_as_documented():
     data = {"root", "download", "val_fraction", "split_seed", "num_workers", "augment", "limit"}
     assert data | {"channels", "size", "num_classes", "mean", "std"} <= set(config.data)
     trainer = ["epochs", "stop_after", "batch_size", "accumulate", "clip_norm", "norm_weight_decay"]
-    assert [f.name for f in dataclasses.fields(config.trainer)] == trainer
+    assert [f.name for f in dataclasses.fields(config.trainer)] == [*trainer, "precision", "compile"]
 
 
 def test_lists_are_plain_lists():

@@ -148,7 +148,9 @@ def test_standardization_of_equal_weights_is_finite():
         layer.bias.fill_(0.5)
     weight = layer.effective_weight()
     weight.sum().backward()
-    assert torch.allclose(weight, torch.full_like(weight, 0.5)) and layer.weight.grad.isfinite().all()
+    # the kernel adds -mean / sqrt(var + eps) as one number, some 220 here: float32 leaves 1e-5 of it
+    assert torch.allclose(weight, torch.full_like(weight, 0.5), atol=1e-4)
+    assert layer.weight.grad.isfinite().all()
 
 
 @BOTH

@@ -142,3 +142,17 @@ def test_watching_changes_nothing():
         output = net(x)
         output.sum().backward()
     assert torch.equal(output, expected) and torch.equal(net.layers[0].weight.grad, gradient)
+
+
+@pytest.mark.parametrize("pool", [2, 3])
+def test_rates_of_pooled_layers_are_those_of_their_neurons(pool):
+    torch.manual_seed(0)
+    layer = SRMConv2d(2, 4, 3, NEURON, GRAD, padding=1, pool=pool)
+    x = (torch.rand(5, 3, 2, 12, 12) < 0.5).float() * 3
+    rates = []
+    for window in (pool, 1):
+        layer.pool, layer.neurons_per_output = window, window**2
+        with SpikeMonitor(nn.Sequential(layer)) as monitor:
+            layer(x)
+        rates.append(monitor.rates()["0"])
+    assert rates[0] == pytest.approx(rates[1], rel=1e-6) and 0 < rates[1] < 1

@@ -44,10 +44,16 @@ class SRMNetwork(nn.Module):
         shape: tuple[int, ...] = (in_channels, size, size)
         self.shapes: dict[str, tuple[int, ...]] = {}
         modules: OrderedDict[str, nn.Module] = OrderedDict()
-        for place, (token, spec) in enumerate(parse(str(layers))):
+        module: nn.Module
+        specs, pool = parse(str(layers)), 1
+        for place, (token, spec) in enumerate(specs):
             try:
                 out_shape = spec.out_shape(shape)
-                module = _make_layer(spec, shape, neuron, grad, weight_standardization)
+                if pool > 1:  # the convolution before this pool does it
+                    module, pool = nn.Identity(), 1
+                else:
+                    pool = _pool_of(spec, out_shape, specs[place + 1 :])
+                    module = _make_layer(spec, shape, pool, neuron, grad, weight_standardization)
             except ValueError as error:
                 size_text = "x".join(map(str, shape))
                 raise ValueError(
@@ -79,8 +85,25 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
+def _pool_of(spec: Spec, out_shape: tuple[int, ...], following: list[tuple[str, Spec]]) -> int:
+    """Return the window of the pool that a convolution does in the same pass: of the next layer, or 1."""
+    after = following[0][1] if following else None
+    if (
+        isinstance(spec, Conv)
+        and isinstance(after, Pool)
+        and all(n % after.kernel == 0 for n in out_shape[1:])
+    ):
+        return after.kernel
+    return 1
+
+
 def _make_layer(
-    spec: Spec, shape: tuple[int, ...], neuron: SRMParams, grad: GradParams, weight_standardization: bool
+    spec: Spec,
+    shape: tuple[int, ...],
+    pool: int,
+    neuron: SRMParams,
+    grad: GradParams,
+    weight_standardization: bool,
 ) -> nn.Module:
     match spec:
         case Conv():
@@ -94,6 +117,7 @@ def _make_layer(
                 padding=spec.padding,
                 dilation=spec.dilation,
                 groups=spec.groups,
+                pool=pool,
                 weight_standardization=weight_standardization,
             )
         case Linear():

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from snn.ops.compact import compact, restore
+
 
 def count_to_time(x: Tensor) -> Tensor:
     """Return `x` unchanged; turn a gradient for spike heights into one for spike times.
@@ -29,11 +31,11 @@ class CountToTimeFunc(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: D102
-        ctx.save_for_backward(x)
+        ctx.shape, ctx.stride = x.shape, x.stride()
+        ctx.save_for_backward(*compact(x))
         return x.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> Tensor:  # noqa: D102
-        (x,) = ctx.saved_tensors
-        return torch.neg(grad_out * x)
+        return torch.neg(grad_out * restore(ctx.saved_tensors, ctx.shape, ctx.stride))

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from snn.ops.compact import compact, restore
+
 
 def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int]) -> Tensor:
     """Average over windows that do not overlap; divide the gradient by the window's sum.
@@ -47,15 +49,18 @@ class PoolFunc(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, k_h: int, k_w: int) -> Tensor:  # noqa: D102
         mean: Tensor = F.avg_pool2d(x.flatten(0, 1), (k_h, k_w)).unflatten(0, x.shape[:2])
-        ctx.save_for_backward(mean)
-        ctx.kernel_size, ctx.map_size = (k_h, k_w), x.shape[3:]
+        ctx.kernel_size, ctx.map_size, ctx.shape = (k_h, k_w), x.shape[3:], mean.shape
+        ctx.stride = mean.stride()
+        ctx.save_for_backward(*compact(mean))
         return mean
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:  # noqa: D102
-        (mean,) = ctx.saved_tensors
-        (k_h, k_w), (height, width) = ctx.kernel_size, ctx.map_size
+        mean, (k_h, k_w) = restore(ctx.saved_tensors, ctx.shape, ctx.stride), ctx.kernel_size
+        height, width = ctx.shape[3:]
         share = torch.where(mean == 0, 0, grad_out / (mean * (k_h * k_w)))
-        spread = share.repeat_interleave(k_h, dim=3).repeat_interleave(k_w, dim=4)
-        return F.pad(spread, (0, width - spread.shape[4], 0, height - spread.shape[3])), None, None
+        grad_x = grad_out.new_zeros((*ctx.shape[:3], *ctx.map_size))
+        covered = grad_x[..., : height * k_h, : width * k_w]
+        covered.unflatten(4, (width, k_w)).unflatten(3, (height, k_h)).copy_(share[:, :, :, :, None, :, None])
+        return grad_x, None, None

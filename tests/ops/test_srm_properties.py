@@ -344,25 +344,6 @@ def test_hazard_12_autocast(op, backward):
 
 
 @BOTH
-def test_backward_saves_five_tensors(op):
-    """Input, weight, spikes and the two slopes; anything more is memory that training pays for."""
-    x, weight = draw(op)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
-    ):
-        spikes = apply(op, x, weight)
-    assert len(saved) == 5
-    kept_x, kept_weight, kept_spikes, slope_w, slope_t = saved
-    assert kept_x.data_ptr() == x.data_ptr() and kept_weight.data_ptr() == weight.data_ptr()
-    assert kept_spikes.data_ptr() == spikes.data_ptr()
-    for slope, cap in ((slope_w, GRAD.cap_weight), (slope_t, GRAD.cap_time)):
-        assert slope.shape == spikes.shape
-        assert (slope[spikes == 0] == 0).all() and (slope >= -cap).all() and (slope[spikes == 1] <= 0).all()
-    assert not any(isinstance(value, torch.Tensor) for value in vars(spikes.grad_fn).values())
-
-
-@BOTH
 def test_nothing_is_saved_without_gradients(op):
     x, weight = draw(op)
     saved = []

@@ -2,20 +2,21 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn.grad import conv2d_input, conv2d_weight
 
 from snn.neuron import GradParams, SRMParams
-from snn.ops.srm.reference import scan_backward, scan_forward
+from snn.ops.compact import compact, restore
+from snn.ops.srm.scan import scan_backward, scan_forward
 
 Pair = tuple[int, int]
 
 
 class SRMConv2dFunc(Function):
-    """Convolution and SRM neuron, with the time-based gradient of `snn/ops/srm/README.md`."""
+    """Convolution, SRM neuron and pool, with the time-based gradient of `snn/ops/srm/README.md`."""
 
     @staticmethod
     def forward(  # noqa: D102
@@ -29,28 +30,28 @@ class SRMConv2dFunc(Function):
         padding: Pair,
         dilation: Pair,
         groups: int,
+        pool: Pair,
     ) -> Tensor:
-        ctx.neuron, ctx.grad = neuron, grad
         ctx.conv = (stride, padding, dilation, groups)
-        current = F.conv2d(x.flatten(0, 1), weight, None, *ctx.conv).unflatten(0, x.shape[:2])
-        spikes, slope_w, slope_t = scan_forward(current.to(x.dtype), threshold[:, None, None], neuron, grad)
-        ctx.save_for_backward(x, weight, spikes, slope_w, slope_t)
-        return spikes
+        shown, dtype = _shown(x), _synapse_dtype(x)
+        current = F.conv2d(_images(shown, dtype), weight.to(dtype), None, *ctx.conv)
+        current = current.unflatten(0, shown.shape[:2]).to(x.dtype)
+        return _scan(ctx, shown, weight, current, threshold, len(x), pool, neuron, grad)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
-        x, weight, spikes, slope_w, slope_t = ctx.saved_tensors
-        signals = scan_backward(grad_out, spikes, slope_w, slope_t, ctx.neuron, ctx.grad)
-        grad_w, grad_t = (signal.flatten(0, 1) for signal in signals)
+        shown, weight, grad_w, grad_t = _signals(ctx, grad_out)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            shape = (grad_t.shape[0], *x.shape[2:])
-            grad_x = conv2d_input(shape, weight, grad_t, *ctx.conv).unflatten(0, x.shape[:2])
-            grad_x = grad_x * x * ctx.grad.grad_scale
+            images = _images(shown.expand(len(grad_t), *shown.shape[1:]), weight.dtype)
+            grad_x = _conv2d_backward(grad_t, images, weight, ctx.conv, (True, False, False))[0]
+            grad_x = _time_gradient(ctx, grad_x.unflatten(0, grad_t.shape[:2]), shown)
         if ctx.needs_input_grad[1]:
-            grad_weight = conv2d_weight(x.flatten(0, 1), weight.shape, grad_w, *ctx.conv)
-        return grad_x, grad_weight, None, None, None, None, None, None, None
+            images = _images(shown, weight.dtype)
+            grad_weight = _conv2d_backward(grad_w, images, weight, ctx.conv, (False, True, False))[1]
+            grad_weight = grad_weight.to(shown.dtype)
+        return grad_x, grad_weight, None, None, None, None, None, None, None, None
 
 
 class SRMLinearFunc(Function):
@@ -60,19 +61,92 @@ class SRMLinearFunc(Function):
     def forward(  # noqa: D102
         ctx: Any, x: Tensor, weight: Tensor, threshold: Tensor, neuron: SRMParams, grad: GradParams
     ) -> Tensor:
-        ctx.neuron, ctx.grad = neuron, grad
-        spikes, slope_w, slope_t = scan_forward(F.linear(x, weight).to(x.dtype), threshold, neuron, grad)
-        ctx.save_for_backward(x, weight, spikes, slope_w, slope_t)
-        return spikes
+        shown, dtype = _shown(x), _synapse_dtype(x)
+        current = F.linear(shown.to(dtype), weight.to(dtype)).to(x.dtype)[..., None, None]
+        return _scan(ctx, shown, weight, current, threshold, len(x), (1, 1), neuron, grad).flatten(2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
-        x, weight, spikes, slope_w, slope_t = ctx.saved_tensors
-        grad_w, grad_t = scan_backward(grad_out, spikes, slope_w, slope_t, ctx.neuron, ctx.grad)
+        shown, weight, grad_w, grad_t = _signals(ctx, grad_out[..., None, None])
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = grad_t @ weight * x * ctx.grad.grad_scale
+            grad_x = _time_gradient(ctx, grad_t.flatten(2) @ weight, shown)
         if ctx.needs_input_grad[1]:
-            grad_weight = grad_w.flatten(0, 1).T @ x.flatten(0, 1)
+            features = shown.flatten(0, 1).to(weight.dtype)
+            grad_weight = (grad_w.flatten(2).flatten(0, 1).T @ features).to(shown.dtype)
         return grad_x, grad_weight, None, None, None, None
+
+
+def _shown(x: Tensor) -> Tensor:
+    """Return the first step of `x` if the others are the same memory (direct encoding), else `x`."""
+    return x[:1] if x.stride(0) == 0 else x
+
+
+def _synapse_dtype(x: Tensor) -> torch.dtype:
+    """Return what the synapse computes in: the dtype of `x`, or under autocast the lower one for float32."""
+    kind = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+def _images(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `[T, N, C, H, W]` as images `[T * N, C, H, W]`, channels last, as convolutions like them."""
+    images = x.flatten(0, 1).to(dtype)
+    if images.shape[1] == 1:  # both orders are the same memory; only the strides say which is meant
+        return images.contiguous().view(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _conv2d_backward(
+    signal: Tensor, images: Tensor, weight: Tensor, conv: tuple[Any, ...], wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, ...]:
+    """Return the gradients of a convolution's input, weight and bias, as far as `wanted`."""
+    stride, padding, dilation, groups = conv
+    gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        signal.flatten(0, 1), images, weight, None, stride, padding, dilation, False, (0, 0), groups, wanted
+    )
+    return gradients
+
+
+def _scan(
+    ctx: Any,
+    shown: Tensor,
+    weight: Tensor,
+    current: Tensor,
+    threshold: Tensor,
+    steps: int,
+    pool: Pair,
+    neuron: SRMParams,
+    grad: GradParams,
+) -> Tensor:
+    """Run the neurons, and save what backward needs."""
+    needs_t, needs_w = ctx.needs_input_grad[:2]
+    out, tape = scan_forward(current, threshold, steps, pool, neuron, grad, needs_w=needs_w, needs_t=needs_t)
+    ctx.steps, ctx.pool, ctx.neuron, ctx.grad = steps, pool, neuron, grad
+    ctx.shape, ctx.stride = shown.shape, shown.stride()
+    ctx.synapse_dtype, ctx.tape_length = _synapse_dtype(shown), len(tape)
+    if needs_w or needs_t:
+        ctx.save_for_backward(weight, *tape, *compact(shown))
+    return out
+
+
+def _signals(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the input shown, and in the synapse's dtype the weight and the signals for weight and input.
+
+    An input that is the same at every step meets the sum of the signals for the weight.
+    """
+    weight, *saved = ctx.saved_tensors
+    tape, parts = saved[: ctx.tape_length], saved[ctx.tape_length :]
+    shown = restore(parts, ctx.shape, ctx.stride)
+    needs_t, needs_w = ctx.needs_input_grad[:2]
+    rows_w, rows_t = len(shown) if needs_w else 0, ctx.steps if needs_t else 0
+    signals = scan_backward(grad_out, tape, ctx.pool, ctx.neuron, ctx.grad, rows_w=rows_w, rows_t=rows_t)
+    grad_w, grad_t = (signal.to(ctx.synapse_dtype) for signal in signals)
+    return shown, weight.to(ctx.synapse_dtype), grad_w, grad_t
+
+
+def _time_gradient(ctx: Any, grad_x: Tensor, shown: Tensor) -> Tensor:
+    """Return the input's gradient: what the synapse carried back, times the input and the scale."""
+    return grad_x.to(shown.dtype).mul_(shown).mul_(ctx.grad.grad_scale)

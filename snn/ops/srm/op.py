@@ -20,8 +20,9 @@ def srm_conv2d(
     padding: int | Pair = 0,
     dilation: int | Pair = 1,
     groups: int = 1,
+    pool: int | Pair = 1,
 ) -> Tensor:
-    """Convolve spikes over space and run one SRM neuron per output position.
+    """Convolve spikes over space, run one SRM neuron per output position, and average over windows.
 
     `I[t] = conv2d(x[t], weight)`; `u[t] = sum_s I[s] eps(t-s+1)` over the inputs since the neuron's last
     spike, with `eps` from :func:`snn.neuron.spike_response_kernel`; `spikes[t] = u[t] >= threshold`. A call
@@ -42,9 +43,12 @@ def srm_conv2d(
         padding: Zeros added on each side, as in `conv2d`.
         dilation: As in `conv2d`.
         groups: As in `conv2d`.
+        pool: Window of a :func:`snn.ops.spike_avg_pool2d` of the spikes, a divisor of the map; computed in
+            the same pass, which spares the writing of the spikes and of their gradients. 1 for none.
 
     Returns:
-        Spikes (0/1), `[T, N, C_out, H_out, W_out]`, dtype of `x`.
+        Spikes (0/1), `[T, N, C_out, H_out, W_out]`, dtype of `x`; or their averages over the windows,
+        `[T, N, C_out, H_out / k_h, W_out / k_w]`.
 
     Raises:
         ValueError: A shape, dtype, device or range breaks a rule above; the message names rule and value.
@@ -56,11 +60,8 @@ def srm_conv2d(
         raise ValueError(
             f"weight must be of shape [C_out, C_in / groups, k_h, k_w], got {list(weight.shape)}"
         )
-    stride, padding, dilation = (
-        _pair("stride", stride, 1),
-        _pair("padding", padding, 0),
-        _pair("dilation", dilation, 1),
-    )
+    stride, padding = _pair("stride", stride, 1), _pair("padding", padding, 0)
+    dilation, pool = _pair("dilation", dilation, 1), _pair("pool", pool, 1)
     if groups < 1 or weight.shape[0] % groups:
         raise ValueError(f"groups must be at least 1 and divide C_out = {weight.shape[0]}, got {groups}")
     if x.shape[2] != weight.shape[1] * groups:
@@ -68,12 +69,16 @@ def srm_conv2d(
             f"x must have C_in = {weight.shape[1] * groups} channels (weight, groups), got {x.shape[2]}"
         )
     for side, size, kernel in zip((0, 1), x.shape[3:], weight.shape[2:], strict=True):
-        if size + 2 * padding[side] < dilation[side] * (kernel - 1) + 1:
+        room = size + 2 * padding[side] - dilation[side] * (kernel - 1) - 1
+        if room < 0:
             raise ValueError(
                 f"the kernel must fit the padded map, got {list(weight.shape[2:])} on {list(x.shape[3:])}"
             )
+        if (room // stride[side] + 1) % pool[side]:
+            raise ValueError(f"pool must divide the map of side {room // stride[side] + 1}, got {pool}")
     threshold = _require_scan(x, weight, neuron, threshold)
-    spikes = SRMConv2dFunc.apply(x, weight, threshold, neuron, grad, stride, padding, dilation, groups)
+    x, weight = _recorded(x, weight)
+    spikes = SRMConv2dFunc.apply(x, weight, threshold, neuron, grad, stride, padding, dilation, groups, pool)
     return cast(Tensor, spikes)
 
 
@@ -105,12 +110,15 @@ def srm_linear(
     if x.shape[2] != weight.shape[1]:
         raise ValueError(f"x must have F_in = {weight.shape[1]} features (weight), got {x.shape[2]}")
     threshold = _require_scan(x, weight, neuron, threshold)
+    x, weight = _recorded(x, weight)
     return cast(Tensor, SRMLinearFunc.apply(x, weight, threshold, neuron, grad))
 
 
 def _require_float(x: Tensor, weight: Tensor) -> None:
     if x.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"x must be float32 or float64 (for bfloat16 use torch.autocast), got {x.dtype}")
+    if x.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"x must be on a CPU or a CUDA GPU, got {x.device}")
     if weight.dtype != x.dtype:
         raise ValueError(f"weight must have the dtype of x, {x.dtype}, got {weight.dtype}")
     if weight.device != x.device:
@@ -129,11 +137,12 @@ def _require_scan(x: Tensor, weight: Tensor, neuron: SRMParams, threshold: Tenso
         raise ValueError(
             f"threshold must be [{channels}] {x.dtype} on {x.device}, one per output channel, got {got}"
         )
-    if threshold.device.type == "cpu" and not bool(((threshold > 0) & threshold.isfinite()).all()):
-        raise ValueError(
-            f"threshold must be finite and > 0 (a neuron would fire from rest), got {threshold.tolist()}"
-        )
     return threshold
+
+
+def _recorded(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both, detached where autograd records nothing: then nothing is computed for backward."""
+    return (x, weight) if torch.is_grad_enabled() else (x.detach(), weight.detach())
 
 
 def _pair(name: str, value: int | Pair, least: int) -> Pair:

@@ -1,0 +1,139 @@
+"""Tensors that are mostly zero, kept small until backward: a bit per value, and the values that are not 0."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
+
+from snn.ops.cpu_kernel import Array, cpu_kernel, launch, parallel_kernel
+
+DTYPES = (torch.float32, torch.float64)
+DENSE = 0.15  # share of non-zero values from which packing is not worth its time
+SAMPLE = 4096  # values that are looked at before all are counted
+CHUNKS = 64  # at most; a chunk is what one thread packs at a time
+PIECE = 1024  # values of a chunk that are packed or restored at once, in cache
+
+
+def compact(x: Tensor) -> list[Tensor]:
+    """Return tensors that :func:`restore` turns into `x` again, and that take little memory.
+
+    A tensor with few zeros, one that repeats itself or leaves gaps in memory, and one of another type than
+    float32 and float64 is returned as it is; so is any under torch.compile, whose graphs want sizes that do
+    not depend on data.
+    """
+    if torch.compiler.is_compiling() or x.dtype not in DTYPES or x.numel() == 0 or not _is_dense(x):
+        return [x]
+    flat = x.detach().as_strided((x.numel(),), (1,))  # in the order of memory
+    sample = flat[:: max(1, len(flat) // SAMPLE)]
+    if torch.count_nonzero(sample) > DENSE * len(sample):
+        return [x]
+    if x.device.type != "cpu":
+        mask = flat != 0
+        return [pack_bits(mask), flat[mask]]
+    size, count = _chunks(len(flat))
+    launch(_count, flat, size, count)
+    end = count.cumsum(0)
+    total = int(end[-1])
+    if total > DENSE * len(flat):
+        return [x]
+    bits, values = torch.empty((len(flat) + 7) // 8, dtype=torch.uint8), flat.new_empty(total)
+    launch(_pack, flat, size, end - count, bits, values)
+    return [bits, values, end - count]
+
+
+def restore(parts: Sequence[Tensor], shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """Return the tensor of this shape and stride that :func:`compact` made `parts` of."""
+    if len(parts) == 1:
+        return parts[0]
+    bits, values = parts[:2]
+    x = torch.empty_strided(shape, stride, dtype=values.dtype, device=values.device)
+    flat = x.as_strided((x.numel(),), (1,))
+    if values.device.type == "cpu":
+        launch(_restore, bits, values, parts[2], _chunks(len(flat))[0], flat)
+    else:
+        flat.zero_().masked_scatter_(unpack_bits(bits, len(flat)), values)
+    return x
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Return whether `x` fills a piece of memory, each value once, in whatever order of its axes."""
+    return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Return `mask`, `[M]` bool, as `[ceil(M / 8)]` uint8; on any device."""
+    padded = torch.nn.functional.pad(mask, (0, -len(mask) % 8)).view(-1, 8)
+    return (padded << torch.arange(8, device=mask.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(bits: Tensor, length: int) -> Tensor:
+    """Return the `[length]` bool that :func:`pack_bits` packed."""
+    ones = bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
+    return ones.view(-1)[:length].bool()
+
+
+def _chunks(length: int) -> tuple[int, Tensor]:
+    """Return the length of a chunk, a multiple of 8, and an empty count for each."""
+    size = max(PIECE, -(-length // (8 * CHUNKS)) * 8)
+    return size, torch.empty(-(-length // size), dtype=torch.int64)
+
+
+@parallel_kernel
+def _count(x: Array, size: int, count: Array) -> None:
+    for chunk in prange(len(count)):
+        ones = 0
+        for i in range(chunk * size, min((chunk + 1) * size, len(x))):
+            ones += x[i] != 0
+        count[chunk] = ones
+
+
+@cpu_kernel
+def _pack_chunk(x: Array, bits: Array, values: Array) -> None:
+    kept = np.empty(PIECE + 1, x.dtype)
+    n = 0
+    for low in range(0, len(x), PIECE):
+        piece = x[low : low + PIECE]
+        m = 0
+        for i in range(len(piece)):  # no branch: each value is written, and stays if it is not 0
+            kept[m] = piece[i]
+            m += piece[i] != 0
+        for k in range(m):
+            values[n + k] = kept[k]
+        n += m
+        for byte in range((len(piece) + 7) // 8):
+            word = np.uint8(0)
+            for j in range(min(8, len(piece) - 8 * byte)):
+                word |= np.uint8(piece[8 * byte + j] != 0) << np.uint8(j)
+            bits[low // 8 + byte] = word
+
+
+@parallel_kernel
+def _pack(x: Array, size: int, base: Array, bits: Array, values: Array) -> None:
+    for chunk in prange(len(base)):
+        low = chunk * size
+        _pack_chunk(x[low : low + size], bits[low // 8 :], values[base[chunk] :])
+
+
+@cpu_kernel
+def _restore_chunk(bits: Array, values: Array, x: Array) -> None:
+    place = np.empty(PIECE + 1, np.int16)
+    n = 0
+    for low in range(0, len(x), PIECE):
+        piece = x[low : low + PIECE]
+        m = 0
+        for i in range(len(piece)):
+            piece[i] = 0
+            place[m] = i
+            m += (bits[(low + i) >> 3] >> (i & 7)) & 1
+        for k in range(m):
+            piece[place[k]] = values[n + k]
+        n += m
+
+
+@parallel_kernel
+def _restore(bits: Array, values: Array, base: Array, size: int, x: Array) -> None:
+    for chunk in prange(len(base)):
+        low = chunk * size
+        _restore_chunk(bits[low // 8 :], values[base[chunk] :], x[low : low + size])

@@ -1,0 +1,60 @@
+"""How the CPU kernels are compiled (by numba, at the first call) and called (on torch's threads)."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+MOST_THREADS: int = vars(numba.config)["NUMBA_NUM_THREADS"]
+
+Array = Any  # what a kernel sees of a tensor: a numpy array
+
+_one_at_a_time = threading.Lock()  # not every threading layer of numba bears two callers
+
+
+def cpu_kernel(function: Callable[..., Any]) -> Any:
+    """Compile `function` at its first call, for the types it is called with: a part of a parallel kernel.
+
+    The machine code is kept on disk, beside the source file or where `NUMBA_CACHE_DIR` says; without a
+    writable place it is compiled again in each process. No operation is fused or reordered, so that a kernel
+    rounds as torch does.
+
+    Args:
+        function: In numba's subset of Python; whatever it calls stands in the same file (the cache looks at
+            no other).
+    """
+    return _compile(function, parallel=False)
+
+
+def parallel_kernel(function: Callable[..., Any]) -> Any:
+    """:func:`cpu_kernel` for a function with a `prange` loop, for :func:`launch` to call."""
+    return _compile(function, parallel=True)
+
+
+def _compile(function: Callable[..., Any], parallel: bool) -> Any:
+    try:
+        return numba.njit(cache=True, parallel=parallel, error_model="numpy")(function)
+    except RuntimeError:  # numba finds no place for its cache
+        return numba.njit(parallel=parallel, error_model="numpy")(function)
+
+
+def launch(kernel: Any, *arguments: Any) -> None:
+    """Call a kernel on CPU tensors (contiguous, detached; written in place), arrays and plain values.
+
+    The time of a first call that had to compile is told in the log.
+    """
+    arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in arguments]
+    with _one_at_a_time:
+        numba.set_num_threads(min(torch.get_num_threads(), MOST_THREADS))
+        compiled, start = len(kernel.overloads), time.perf_counter()
+        kernel(*arrays)
+        if len(kernel.overloads) > compiled and not kernel.stats.cache_hits:
+            name, seconds = kernel.py_func.__qualname__.strip("_"), time.perf_counter() - start
+            log.info("compiled the CPU kernel %s in %.1f s, once on this machine", name, seconds)

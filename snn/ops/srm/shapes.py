@@ -1,0 +1,32 @@
+"""Shapes and memory that the scans of every device share.
+
+Maps are seen as `[T, N, C, H, W]`; in memory they lie channels last, which suits convolutions best.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def pooled(neurons: torch.Size, pool: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the shape of the windows of neurons `[N, C, H, W]`."""
+    samples, channels, height, width = neurons
+    return samples, channels, height // pool[0], width // pool[1]
+
+
+def unpooled(windows: torch.Size, pool: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the shape of the neurons of windows `[N, C, h, w]`."""
+    samples, channels, height, width = windows
+    return samples, channels, height * pool[0], width * pool[1]
+
+
+def new_maps(like: Tensor, steps: int, shape: tuple[int, int, int, int]) -> Tensor:
+    """Return an empty tensor `[T, N, C, H, W]`, channels last, of the dtype and device of `like`."""
+    samples, channels, height, width = shape
+    return like.new_empty((steps, samples, height, width, channels)).permute(0, 1, 4, 2, 3)
+
+
+def in_memory(maps: Tensor) -> Tensor:
+    """Return `[T, N, C, H, W]` as `[T, N, H * W * C]`; a copy unless it is channels last in memory."""
+    return maps.permute(0, 1, 3, 4, 2).flatten(2)

@@ -1,0 +1,109 @@
+"""trainer.precision and trainer.compile: the whole program, faster or smaller, to the same end."""
+
+import shutil
+
+import pytest
+import torch
+
+from snn.device import compile_layers, set_precision
+from snn.networks import DecoupledHead, SpikingHead, SRMNetwork
+from snn.neuron import GradParams, SRMParams
+from tests.program.conftest import rows, summary
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+HEADS = {
+    "decoupled": lambda shape: DecoupledHead(shape, 3, decouple_scale=0.1, sign=True, sign_clip=1.0),
+    "spiking": lambda shape: SpikingHead(
+        shape, 3, neuron=SRMParams(), grad=GradParams(), weight_standardization=True
+    ),
+}
+
+
+def make(head):
+    torch.manual_seed(0)
+    return SRMNetwork(
+        "4C3-P2-6C3-D0.1-P2-5C3-P2-7",  # a pool within, a dropout, and a pool of an odd map
+        2,
+        20,
+        True,
+        neuron=SRMParams(threshold=0.3),
+        grad=GradParams(),
+        head=HEADS[head],
+    )
+
+
+def test_bf16_trains_evaluates_and_resumes(program):
+    words = ("trainer.precision=bf16", "network.layers=8C3-P2-16")
+    whole = program.small(*words, run="whole")
+    assert program.train("data=synthetic", "device=cpu", "trainer.epochs=2", "trainer.batch_size=16",
+                         *words, "trainer.stop_after=1", "hydra.run.dir=parts").code == 0  # fmt: skip
+    assert program.train("resume=parts").code == 0
+    assert rows(program.folder / "parts") == rows(whole)
+    ended = program.evaluate("checkpoint=whole")
+    assert f"accuracy {summary(whole)['test/accuracy']:.4f}" in ended.out
+    assert f"loss {summary(whole)['test/loss']:.4f}" in ended.out
+
+
+def test_bf16_convolves_low_and_answers_in_float32():
+    network = make("decoupled")
+    seen = []
+    network.layers[0].register_forward_hook(lambda module, inputs, out: seen.append(out.dtype))
+    set_precision(network, torch.device("cpu"), "bf16")
+    out = network(torch.rand(3, 2, 2, 20, 20))
+    assert out.dtype == torch.float32 and seen == [torch.float32]
+    assert torch.equal(out, out.bfloat16().float())  # the classifier's product was in bfloat16
+    out.sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("trainer.precision=fp16", "trainer.precision must be fp32 or bf16, got 'fp16'"),
+        ("trainer.compile=1", "trainer.compile must be bool, got 1"),
+    ],
+)
+def test_bad_values_are_refused(program, word, message):
+    assert message in program.train("data=synthetic", word).error
+    assert not (program.folder / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("encoding", ["direct", "spikes"])
+def test_a_whole_network_compiles_without_a_break(head, encoding):
+    """Equal spikes and logits; gradients up to the order of sums."""
+    network = make(head).eval()
+    x = torch.rand(4, 2, 20, 20).expand(5, 4, 2, 20, 20) * 3
+    if encoding == "spikes":
+        x = (torch.rand(5, 4, 2, 20, 20) < 0.4).float()
+    results = []
+    for run in (network, torch.compile(network, fullgraph=True)):
+        network.zero_grad()
+        out = run(x)
+        out.backward(torch.linspace(-1, 1, out.numel()).view_as(out))
+        results.append((out.detach(), [p.grad.clone() for p in network.parameters()]))
+    assert torch.equal(results[0][0], results[1][0])
+    for ours, theirs in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()) + 1e-7)
+    assert sum(float(grad.abs().sum()) for grad in results[0][1]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_run_trains_and_counts_its_spikes(program):
+    words = ("network.layers=8C3-P2-16", "trainer.epochs=1")
+    compiled = program.small(*words, "trainer.compile=true", run="compiled")
+    plain = program.small(*words, run="plain")
+    (ours,), (theirs,) = rows(compiled), rows(plain)
+    assert ours["train/spike_rate/0_8C3"] == pytest.approx(theirs["train/spike_rate/0_8C3"], rel=0.05)
+    assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=0.05)
+    assert program.evaluate("checkpoint=compiled").code == 0
+
+
+def test_compile_layers_leaves_names_and_weights_alone():
+    network = make("spiking")
+    names = list(network.state_dict())
+    compile_layers(network)  # compiles at the first call, not here
+    assert list(network.state_dict()) == names
