@@ -64,8 +64,8 @@ def _is_dense(x: Tensor) -> bool:
 
 def pack_bits(mask: Tensor) -> Tensor:
     """Return `mask`, `[M]` bool, as `[ceil(M / 8)]` uint8; on any device."""
-    padded = torch.nn.functional.pad(mask, (0, -len(mask) % 8)).view(-1, 8)
-    return (padded << torch.arange(8, device=mask.device)).sum(1, dtype=torch.uint8)
+    ones = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
+    return (ones << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1, dtype=torch.uint8)
 
 
 def unpack_bits(bits: Tensor, length: int) -> Tensor:

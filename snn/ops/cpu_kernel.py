@@ -53,8 +53,8 @@ def launch(kernel: Any, *arguments: Any) -> None:
     arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in arguments]
     with _one_at_a_time:
         numba.set_num_threads(min(torch.get_num_threads(), MOST_THREADS))
-        compiled, start = len(kernel.overloads), time.perf_counter()
+        known, start = len(kernel.overloads), time.perf_counter()
         kernel(*arrays)
-        if len(kernel.overloads) > compiled and not kernel.stats.cache_hits:
+        if len(kernel.overloads) > known and kernel.stats.cache_misses.get(kernel.signatures[-1]):
             name, seconds = kernel.py_func.__qualname__.strip("_"), time.perf_counter() - start
             log.info("compiled the CPU kernel %s in %.1f s, once on this machine", name, seconds)
