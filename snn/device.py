@@ -1,12 +1,14 @@
 """Where a network computes, and how."""
 
-import functools
 import logging
+import types
 
 import torch
 from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
+
+MOST_GRAPHS = 1024  # of all layers together
 
 
 def pick_device(name: str) -> torch.device:
@@ -42,20 +44,26 @@ def set_precision(network: nn.Module, device: torch.device, precision: str) -> N
     """
     if precision == "fp32":
         return
-    forward = network.forward
 
-    @functools.wraps(forward)
-    def lowered(x: Tensor) -> Tensor:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
-            output: Tensor = forward(x)
+            output: Tensor = type(self).forward(self, x)
         return output.float()
 
-    network.forward = lowered
+    network.forward = types.MethodType(forward, network)  # a method, so that a copy runs its own weights
 
 
 def compile_layers(network: nn.Module) -> None:
-    """Have each layer of `network` compiled by torch at its next call; hooks on the layers still run."""
+    """Have each layer of `network` compiled by torch at its next call; hooks on the layers still run.
+
+    Layers of a class share its code, and each has a graph for every batch size: more than torch allows one
+    code by default.
+    """
+    from torch._dynamo import config  # takes a second
+
+    config.cache_size_limit = config.accumulated_cache_size_limit = MOST_GRAPHS
     log.info("trainer.compile: the first step compiles the layers, which takes up to a minute")
     for child in network.children():
         for layer in child if isinstance(child, nn.Sequential) else [child]:
-            layer.forward = torch.compile(layer.forward, fullgraph=True)
+            compiled = torch.compile(type(layer).forward, fullgraph=True, dynamic=False)
+            layer.forward = types.MethodType(compiled, layer)

@@ -79,6 +79,8 @@ class SRMConv2d(SRMLayer):
             raise ValueError(
                 f"groups must divide the channels {in_channels} and {out_channels}, got {groups}"
             )
+        if pool < 1:
+            raise ValueError(f"pool must be at least 1, got {pool}")
         k_h, k_w = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         super().__init__(
             (out_channels, in_channels // groups, k_h, k_w), neuron, grad, weight_standardization

@@ -1,6 +1,7 @@
 """How the CPU kernels are compiled (by numba, at the first call) and called (on torch's threads)."""
 
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -54,7 +55,13 @@ def launch(kernel: Any, *arguments: Any) -> None:
     with _one_at_a_time:
         numba.set_num_threads(min(torch.get_num_threads(), MOST_THREADS))
         known, start = len(kernel.overloads), time.perf_counter()
-        kernel(*arrays)
+        try:
+            kernel(*arrays)
+        except (EOFError, pickle.UnpicklingError) as error:
+            place = kernel.stats.cache_path
+            raise RuntimeError(
+                f"compiled kernels in {place} are damaged: delete *.nbi and *.nbc there"
+            ) from error
         if len(kernel.overloads) > known and kernel.stats.cache_misses.get(kernel.signatures[-1]):
             name, seconds = kernel.py_func.__qualname__.strip("_"), time.perf_counter() - start
-            log.info("compiled the CPU kernel %s in %.1f s, once on this machine", name, seconds)
+            log.info("compiled the CPU kernel %s in %.1f s", name, seconds)

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from snn.layers import SRMConv2d
 from snn.neuron import GradParams, SRMParams
 from snn.ops import srm_conv2d, srm_linear
 
@@ -109,3 +110,12 @@ def test_threshold(op, threshold, message):
     function, x, weight = OPS[op]
     with pytest.raises(ValueError, match=message):
         function(torch.zeros(x), torch.zeros(weight), SRMParams(), GradParams(), threshold=threshold)
+
+
+def test_an_empty_weight_is_refused():
+    with pytest.raises(ValueError, match=r"weight must not be empty, got \[0, 3\]"):
+        srm_linear(torch.zeros(2, 1, 3), torch.zeros(0, 3), SRMParams(), GradParams())
+    with pytest.raises(ValueError, match=r"weight must not be empty, got \[2, 0, 3, 3\]"):
+        srm_conv2d(torch.zeros(2, 1, 0, 5, 5), torch.zeros(2, 0, 3, 3), SRMParams(), GradParams())
+    with pytest.raises(ValueError, match="pool must be at least 1, got 0"):
+        SRMConv2d(1, 2, 3, SRMParams(), GradParams(), pool=0)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -181,6 +182,30 @@ def test_cpu_blocks_of_any_width(channels):
         current = torch.randn(3, 2, channels, 4, 6) * 2
         grad_out = torch.randn(3, 2, channels, 4 // pool[0], 6 // pool[1])
         assert_equal_scans("cpu", current, torch.ones(channels), 3, pool, grad_out, neuron, grad, True)
+
+
+def test_a_row_of_windows_too_long_for_16_bits():
+    """A pool over a whole map of many channels makes one block of 131,072 neurons."""
+    neuron, grad = SRMParams(5.0, 3.0, 1.0), GradParams()
+    current, grad_out = torch.randn(3, 1, 128, 32, 32).double() * 2, torch.randn(3, 1, 128, 1, 1).double()
+    threshold = torch.ones(128).double()
+    assert_equal_scans("cpu", current, threshold, 3, (32, 32), grad_out, neuron, grad, True)
+
+
+@BOTH
+@pytest.mark.parametrize("layout", ["expanded", "batch first", "sliced", "scalar"])
+def test_gradients_and_thresholds_of_any_layout(kind, layout):
+    """What `sum`, a batch-first reader or a slice hand back need not lie in memory as the spikes do."""
+    current = torch.randn(6, 3, 4, 1, 1).double() * 3
+    grad_out = {
+        "expanded": torch.randn(1, 3, 4, 1, 1).expand(6, -1, -1, -1, -1),
+        "batch first": torch.randn(3, 6, 4, 1, 1).transpose(0, 1),
+        "sliced": torch.randn(12, 6, 4, 1, 1)[::2, ::2],
+        "scalar": torch.ones(()).expand(6, 3, 4, 1, 1),
+    }[layout].double()
+    for threshold in (torch.rand(8).double()[::2] + 0.5, torch.tensor([0.7]).double().expand(4)):
+        neuron, grad = SRMParams(), GradParams()
+        assert_equal_scans(kind, current, threshold, 6, (1, 1), grad_out, neuron, grad, True)
 
 
 def test_a_chunk_does_not_write_into_the_next():
@@ -410,6 +435,15 @@ for _ in range(2):
     ]
     assert outputs[0].count("compiled the CPU kernel forward in ") == 1
     assert "compiled" not in outputs[1]
+
+
+def test_damaged_machine_code_is_named(monkeypatch):
+    def broken(*arguments):
+        raise EOFError("Ran out of input")
+
+    broken.overloads, broken.stats = {}, SimpleNamespace(cache_path="/somewhere")
+    with pytest.raises(RuntimeError, match=r"compiled kernels in /somewhere are damaged: delete \*.nbi and"):
+        cpu_kernel.launch(broken)
 
 
 def test_without_a_place_for_its_cache_a_kernel_still_works(monkeypatch):

@@ -1,5 +1,6 @@
 """trainer.precision and trainer.compile: the whole program, faster or smaller, to the same end."""
 
+import copy
 import shutil
 
 import pytest
@@ -93,13 +94,24 @@ def test_a_whole_network_compiles_without_a_break(head, encoding):
 @pytest.mark.slow
 @pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_run_trains_and_counts_its_spikes(program):
-    words = ("network.layers=8C3-P2-16", "trainer.epochs=1")
+    """Several layers of a class, and a last batch that is smaller."""
+    words = ("network.layers=8C3-P2-4C3-16", "trainer.epochs=1", "trainer.batch_size=20")
     compiled = program.small(*words, "trainer.compile=true", run="compiled")
     plain = program.small(*words, run="plain")
     (ours,), (theirs,) = rows(compiled), rows(plain)
     assert ours["train/spike_rate/0_8C3"] == pytest.approx(theirs["train/spike_rate/0_8C3"], rel=0.05)
     assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=0.05)
     assert program.evaluate("checkpoint=compiled").code == 0
+
+
+def test_a_copy_runs_its_own_weights():
+    network = make("decoupled").eval()
+    set_precision(network, torch.device("cpu"), "bf16")
+    other, x = copy.deepcopy(network), torch.rand(3, 2, 2, 20, 20)
+    assert torch.equal(other(x), network(x))
+    torch.nn.init.zeros_(other.head.linear.weight)
+    assert torch.equal(other(x), other.head.linear.bias.bfloat16().float().expand(2, 3))
+    assert not torch.equal(other(x), network(x))
 
 
 def test_compile_layers_leaves_names_and_weights_alone():

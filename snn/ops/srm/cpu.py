@@ -20,7 +20,8 @@ from snn.ops.cpu_kernel import Array, cpu_kernel, launch, parallel_kernel
 from snn.ops.srm.shapes import in_memory, new_maps, pooled, unpooled
 
 BLOCK = 1024  # neurons, unless a row of windows has more: their traces fit the first-level cache
-CHUNKS = 64  # of blocks, at most; a chunk is what one thread scans at a time
+CHUNKS = 64  # of blocks, some empty if these are few; a chunk is what one thread scans at a time
+MOST_PLACES = 2**16  # that 16 bits tell apart
 SLACK = 8  # events that may be written beyond the last of a chunk
 
 # of each byte: the places of its ones, then of its zeros; and the number of its ones
@@ -45,11 +46,11 @@ def scan_forward(
             f"threshold must be finite and > 0 (a neuron would fire from rest), got {threshold.tolist()}"
         )
     neurons = current.shape[1:]
-    width, blocks, chunks = layout(neurons, pool)
+    width, blocks = layout(neurons, pool)
     out = new_maps(current, steps, pooled(neurons, pool))
-    begin = _begin(chunks, blocks, width * steps)
-    stop, count = torch.empty(blocks * steps, dtype=torch.int32), np.empty(chunks, np.int64)
-    capacity, kinds = int(begin[-1]), (torch.int16, current.dtype, current.dtype)
+    begin = _begin(blocks, width * steps)
+    stop, count = torch.empty(blocks * steps, dtype=torch.int32), np.empty(CHUNKS, np.int64)
+    capacity, kinds = int(begin[-1]), (_place_dtype(width), current.dtype, current.dtype)
     sizes = (capacity, capacity * needs_w, capacity * needs_t)
     if trim:  # scan to where there is room for all, then move the events to memory of their own
         events = [_workspace(*part) for part in zip(range(3), kinds, sizes, strict=True)]
@@ -60,7 +61,7 @@ def scan_forward(
         in_memory(current).flatten(1),
         np.tile(above, neurons[2] * neurons[3]),
         _constants(tuple(constants), current.dtype),
-        _windows(tuple(neurons), tuple(pool), width),
+        _windows(neurons[1], neurons[3], tuple(pool), width),
         _shares(pool[0] * pool[1], current.dtype),
         begin,
         *(in_memory(out).flatten(1), count, stop, _unsigned(events[0]), *events[1:]),
@@ -95,14 +96,14 @@ def scan_backward(
 ) -> list[Tensor]:
     """See `snn/ops/srm/scan.py`."""
     neurons = unpooled(grad_out.shape[1:], pool)
-    width, _, _ = layout(neurons, pool)
+    width, _ = layout(neurons, pool)
     grad_w, grad_t = (new_maps(grad_out, rows, neurons) for rows in (rows_w, rows_t))
     base, stop, place, slope_w, slope_t = tape
     launch(
         _backward,
         in_memory(grad_out).flatten(1),
         _constants(tuple(constants), grad_out.dtype),
-        _windows(neurons, tuple(pool), width),
+        _windows(neurons[1], neurons[3], tuple(pool), width),
         pool[0] * pool[1],
         neurons[1] * neurons[2] * neurons[3],
         *(base, stop, _unsigned(place), slope_w, slope_t),
@@ -116,23 +117,28 @@ def new_tape(
 ) -> list[Tensor]:
     """Return zeros for a tape, with room for `num_events`; None: for as many as there can be.
 
-    A tape holds, `[chunks]`: where the events of each chunk begin; `[blocks * steps]`: the number of events
+    A tape holds, `[CHUNKS]`: where the events of each chunk begin; `[blocks * steps]`: the number of events
     of the chunk up to each (block, step); and of each event: its place, and the slopes that are needed.
     """
-    width, blocks, chunks = layout(current.shape[1:], pool)
+    width, blocks = layout(current.shape[1:], pool)
     if num_events is None:
-        num_events = blocks * width * steps + SLACK * chunks
+        num_events = blocks * width * steps + SLACK * CHUNKS
     return [
-        current.new_zeros(chunks, dtype=torch.int64),
+        current.new_zeros(CHUNKS, dtype=torch.int64),
         current.new_zeros(blocks * steps, dtype=torch.int32),
-        current.new_zeros(num_events, dtype=torch.int16),
+        current.new_zeros(num_events, dtype=_place_dtype(width)),
         current.new_zeros(num_events if needs_w else 0),
         current.new_zeros(num_events if needs_t else 0),
     ]
 
 
-def layout(neurons: Sequence[int], pool: Sequence[int]) -> tuple[int, int, int]:
-    """Return the neurons of a block, the number of blocks, and of chunks, for neurons `[N, C, H, W]`."""
+def _place_dtype(width: int) -> torch.dtype:
+    """Return what holds the places of a block: 16 bits, or 32 if a row of windows is very large."""
+    return torch.int16 if width <= MOST_PLACES else torch.int32
+
+
+def layout(neurons: Sequence[int], pool: Sequence[int]) -> tuple[int, int]:
+    """Return the neurons of a block, and the number of blocks, for neurons `[N, C, H, W]`."""
     samples, channels, height, row = neurons
     size = channels * height * row
     unit = pool[0] * row * channels if pool[0] * pool[1] > 1 else 1
@@ -140,33 +146,32 @@ def layout(neurons: Sequence[int], pool: Sequence[int]) -> tuple[int, int, int]:
     per_sample = -(-rows // max(1, BLOCK // unit))
     width = -(-rows // per_sample) * unit
     blocks = samples * -(-size // width)
-    return width, blocks, min(blocks, CHUNKS)
+    return width, blocks
 
 
-@functools.cache
-def _begin(chunks: int, blocks: int, room: int) -> Array:
+@functools.lru_cache(maxsize=256)
+def _begin(blocks: int, room: int) -> Array:
     """Return where the events of each chunk begin, and end, if each block has `room` for its own."""
-    chunk = np.arange(chunks + 1)
-    return chunk * blocks // max(chunks, 1) * room + SLACK * chunk
+    chunk = np.arange(CHUNKS + 1)
+    return chunk * blocks // CHUNKS * room + SLACK * chunk
 
 
-@functools.cache
-def _windows(neurons: tuple[int, ...], pool: tuple[int, ...], width: int) -> Array:
+@functools.lru_cache(maxsize=256)
+def _windows(channels: int, row: int, pool: tuple[int, ...], width: int) -> Array:
     """Return the window of each place of a block, counted from the block's first."""
-    channels, row = neurons[1], neurons[3]
     pixel, channel = np.divmod(np.arange(width), channels)
     y, x = np.divmod(pixel, row)
     window = y // pool[0] * (row // pool[1]) + x // pool[1]
-    return (window * channels + channel).astype(np.uint16)
+    return (window * channels + channel).astype(np.uint16 if width <= MOST_PLACES else np.uint32)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _shares(area: int, dtype: torch.dtype) -> Array:
     """Return 1/n for n = 0 ... area, the share of each of n spikes of a window; 1 for n = 0."""
     return np.array([1 / max(1, n) for n in range(area + 1)], _kind(dtype))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _constants(constants: tuple[float, ...], dtype: torch.dtype) -> tuple[Array, ...]:
     return tuple(_kind(dtype)(value) for value in constants)
 
@@ -176,8 +181,8 @@ def _kind(dtype: torch.dtype) -> Any:
 
 
 def _unsigned(place: Tensor) -> Array:
-    """Return int16 as uint16, which numba indexes with as it is: a signed index could count from the end."""
-    return place.numpy().view(np.uint16)
+    """Return places as unsigned: numba takes a signed index for one that may count from the end."""
+    return place.numpy().view(np.uint16 if place.dtype == torch.int16 else np.uint32)
 
 
 @cpu_kernel
@@ -199,7 +204,7 @@ def _find(flags: Array, length: int, place: Array) -> Any:
     n = np.uintp(0)
     for word in range((length + 7) // 8):
         byte = (words[word] * np.uint64(0x0102040810204080)) >> np.uint64(56)  # bit j is flag j
-        base = np.uint16(8 * word)
+        base = np.uint32(8 * word)
         for j in range(8):
             place[n + np.uintp(j)] = PLACES[byte, np.uintp(j)] + base
         n += NUM_ONES[byte]
@@ -263,7 +268,7 @@ def _forward_blocks(
                     rise[k] = _slope(rise[k], cap_weight)
                 if area > 1:  # the spikes of a window share its gradient
                     for k in range(events):
-                        rise[k] *= shares[np.uint16(spikes[windows[fired[k]]])]
+                        rise[k] *= shares[np.uint32(spikes[windows[fired[k]]])]
             if len(slope_t) > 0:
                 rise = slope_t[n : n + events]
                 for k in range(events):
@@ -273,7 +278,7 @@ def _forward_blocks(
                     r[fired[k]] = zero
                 if area > 1:
                     for k in range(events):
-                        rise[k] *= shares[np.uint16(spikes[windows[fired[k]]])]
+                        rise[k] *= shares[np.uint32(spikes[windows[fired[k]]])]
             for k in range(events):
                 m[fired[k]] = s[fired[k]] = u[fired[k]] = zero  # hard reset
             if area > 1:
@@ -299,17 +304,16 @@ def _forward(
     slope_w: Array,
     slope_t: Array,
 ) -> None:
-    chunks = len(count)
     blocks = len(stop) // len(out)
-    for chunk in prange(chunks):
+    for chunk in prange(CHUNKS):
         count[chunk] = _forward_blocks(
             current,
             threshold,
             constants,
             windows,
             shares,
-            chunk * blocks // chunks,
-            (chunk + 1) * blocks // chunks,
+            chunk * blocks // CHUNKS,
+            (chunk + 1) * blocks // CHUNKS,
             out,
             stop,
             place[begin[chunk] :],
@@ -418,17 +422,16 @@ def _backward(
     grad_w: Array,
     grad_t: Array,
 ) -> None:
-    chunks = len(base)
     blocks = len(stop) // len(grad_out)
-    for chunk in prange(chunks):
+    for chunk in prange(CHUNKS):
         _backward_blocks(
             grad_out,
             constants,
             windows,
             area,
             size,
-            chunk * blocks // chunks,
-            (chunk + 1) * blocks // chunks,
+            chunk * blocks // CHUNKS,
+            (chunk + 1) * blocks // CHUNKS,
             stop,
             place[base[chunk] :],
             slope_w[base[chunk] :],

@@ -32,13 +32,13 @@ def scan_forward(
 ) -> list[Tensor]:
     """See `snn/ops/srm/scan.py`."""
     neurons = current.shape[1:]
-    incoming = in_memory(current)
+    incoming = in_memory(current).contiguous()
     fired, *slopes = tape = new_tape(current, steps, needs_w, needs_t, None)
     length = incoming[0].numel()
     with _device_of(current):
         _forward[(triton.cdiv(length, BLOCK),)](
             incoming,
-            threshold,
+            threshold.contiguous(),
             fired,
             *slopes,
             length,
@@ -88,7 +88,7 @@ def scan_backward(
         grad_out = grad_out / window.clamp(min=1)
     with _device_of(grad_out):
         _backward[(triton.cdiv(length, BLOCK),)](
-            in_memory(grad_out),
+            in_memory(grad_out).contiguous(),
             fired,
             *slopes,
             grad_w,

@@ -119,6 +119,8 @@ def _require_float(x: Tensor, weight: Tensor) -> None:
         raise ValueError(f"x must be float32 or float64 (for bfloat16 use torch.autocast), got {x.dtype}")
     if x.device.type not in ("cpu", "cuda"):
         raise ValueError(f"x must be on a CPU or a CUDA GPU, got {x.device}")
+    if 0 in weight.shape:
+        raise ValueError(f"weight must not be empty, got {list(weight.shape)}")
     if weight.dtype != x.dtype:
         raise ValueError(f"weight must have the dtype of x, {x.dtype}, got {weight.dtype}")
     if weight.device != x.device:
