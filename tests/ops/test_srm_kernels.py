@@ -132,7 +132,7 @@ def test_cpu_kernels_equal_the_reference(case):
     assert_equal_scans("cpu", *case)
 
 
-@settings(FULL, max_examples=25)
+@settings(FULL, max_examples=15)
 @given(scans(most_steps=9, most_side=6))
 def test_triton_kernels_equal_the_reference(case):
     assert_equal_scans("triton", *case)
@@ -416,6 +416,7 @@ def test_autocast_convolves_in_bfloat16_and_scans_in_float32(monkeypatch):
 # compilation
 
 
+@pytest.mark.slow
 def test_the_time_of_compilation_is_told_once(tmp_path):
     """The first process compiles and says so; the next loads what it left."""
     program = """
