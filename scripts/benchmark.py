@@ -347,8 +347,6 @@ def peer_layers(
 
 def peer_step(network: nn.Module, images: Tensor, steps: int, labels: Tensor) -> Callable[[], None]:
     """Return a training step of a peer on the mean of its logits over the steps, the same input at each."""
-    from snntorch import utils  # type: ignore[import-not-found]
-
     multi_step = any(hasattr(module, "step_mode") for module in network.modules())
 
     def run() -> Tensor:
@@ -358,6 +356,8 @@ def peer_step(network: nn.Module, images: Tensor, steps: int, labels: Tensor) ->
             functional.reset_net(network)
             logits: Tensor = network(images.expand(steps, *images.shape)).mean(0)
             return logits
+        from snntorch import utils
+
         utils.reset(network)
         return torch.stack([network(images) for _ in range(steps)]).mean(0)
 
