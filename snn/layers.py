@@ -23,9 +23,7 @@ class SRMLayer(nn.Module):
     """
 
     threshold: Tensor
-    neurons_per_output = (
-        1  # neurons that one value of the output stands for: more than one if they are pooled
-    )
+    neurons_per_output = 1  # that one value of the output stands for; more if they are pooled
 
     def __init__(
         self, shape: tuple[int, ...], neuron: SRMParams, grad: GradParams, weight_standardization: bool
