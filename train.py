@@ -105,6 +105,8 @@ def train(
         stop_after=options.stop_after,
         accumulate=options.accumulate,
         clip_norm=options.clip_norm,
+        clamp_weights=options.clamp_weights,
+        test_each_epoch=options.test_each_epoch,
     )
     if checkpoint is not None:
         trainer.load(checkpoint)

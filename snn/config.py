@@ -44,9 +44,12 @@ class TrainerConfig:
         batch_size: Samples per forward pass, in training and in evaluation.
         accumulate: Batches whose gradients make one optimizer step.
         clip_norm: Largest norm of the whole gradient; null = no clip.
+        clamp_weights: Largest magnitude of a weight (not of gains, biases and affine); null = no clamp.
         norm_weight_decay: Weight decay of gains, biases and affine; null = the optimizer's.
         precision: fp32; or bf16: convolutions and matrix products in bfloat16, the neurons in float32.
         compile: Whether torch compiles each layer.
+        test_each_epoch: Whether the test set is evaluated after each epoch as well, and the best accuracy on it
+            reported beside that of the epoch chosen on validation. Most papers report the former.
     """
 
     epochs: int
@@ -54,17 +57,21 @@ class TrainerConfig:
     batch_size: int
     accumulate: int
     clip_norm: float | None
+    clamp_weights: float | None
     norm_weight_decay: float | None
     precision: str
     compile: bool
+    test_each_epoch: bool
 
     def __post_init__(self) -> None:
         for key in ("epochs", "stop_after", "batch_size", "accumulate"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"trainer.{key} must be at least 1, got {value}")
-        if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise ValueError(f"trainer.clip_norm must be null or finite and > 0, got {self.clip_norm}")
+        for key in ("clip_norm", "clamp_weights"):
+            value = getattr(self, key)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"trainer.{key} must be null or finite and > 0, got {value}")
         decay = self.norm_weight_decay
         if decay is not None and not (math.isfinite(decay) and decay >= 0):
             raise ValueError(f"trainer.norm_weight_decay must be null or finite and >= 0, got {decay}")

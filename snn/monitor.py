@@ -42,6 +42,10 @@ class SpikeMonitor:
         """Return spikes per neuron per step of each layer, in [0, 1], over the samples since entering."""
         return {name: float(self._spikes[name]) / places for name, places in self._places.items() if places}
 
+    def spikes(self) -> float:
+        """Return the spikes of all layers together since entering."""
+        return sum(map(float, self._spikes.values()))
+
     def _counter(self, name: str) -> Any:
         def count(module: SRMLayer, inputs: tuple[Tensor, ...], spikes: Tensor) -> None:
             # first within each sample and step: that is exact in float32 too, and much faster

@@ -56,7 +56,8 @@ def evaluate(
     """Evaluate `network` in eval mode over a split; its mode is kept.
 
     Returns:
-        `loss`, `accuracy`, `undecided`, and `spike_rate/<layer>` of every SRM layer.
+        `loss`, `accuracy`, `undecided`, `spikes_per_image` of all SRM layers over T steps, and
+        `spike_rate/<layer>` of each.
     """
     training = network.training
     network.eval()
@@ -69,7 +70,7 @@ def evaluate(
                 tally.add(loss_fn(output, labels), output, labels)
     finally:
         network.train(training)
-    return {**tally.means(), **_rates(monitor)}
+    return {**tally.means(), "spikes_per_image": monitor.spikes() / tally.samples, **_rates(monitor)}
 
 
 def parameter_groups(network: nn.Module, norm_weight_decay: float | None) -> list[dict[str, Any]]:
@@ -107,6 +108,8 @@ class Trainer:
         stop_after: Epoch after which to leave a resumable run; None = never.
         accumulate: Batches per optimizer step.
         clip_norm: Largest norm of the gradient; None = no clip.
+        clamp_weights: Largest magnitude of a weight, cut after each step; None = no clamp.
+        test_each_epoch: Whether the test split is evaluated after each epoch too; nothing is chosen by it.
     """
 
     def __init__(
@@ -125,17 +128,20 @@ class Trainer:
         stop_after: int | None,
         accumulate: int,
         clip_norm: float | None,
+        clamp_weights: float | None,
+        test_each_epoch: bool,
     ) -> None:
         # what is trained, and how
         self.network, self.encode, self.loss_fn = network, encode, loss_fn
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.accumulate, self.clip_norm, self.device = accumulate, clip_norm, device
+        self.accumulate, self.clip_norm, self.clamp_weights = accumulate, clip_norm, clamp_weights
         # on what, how long, and where it is written
-        self.data, self.epochs, self.stop_after = data, epochs, stop_after
-        self.folder, self.config = folder, config
+        self.data, self.epochs, self.stop_after, self.device = data, epochs, stop_after, device
+        self.folder, self.config, self.test_each_epoch = folder, config, test_each_epoch
         # where it stands
         self.epoch, self.step = 0, 0
         self.best = {"accuracy": -math.inf, "epoch": 0}
+        self.best_on_test: float | None = None
         self.seconds = {"total": 0.0, "training": 0.0}
         self._first_bad_step = torch.zeros((), dtype=torch.int64, device=device)  # 0: none so far
         self._silent: list[str] = []
@@ -148,11 +154,14 @@ class Trainer:
             train = self._train_epoch()
             self._require_finite()
             val = self._evaluate(self.data.val)
-            seconds = time.perf_counter() - start
-            self.seconds["total"] += seconds
-            self._log(
-                {"epoch": self.epoch, "step": self.step, **train, **_under("val", val), "seconds": seconds}
-            )
+            row = {"epoch": self.epoch, "step": self.step, **train, **_under("val", val)}
+            if self.test_each_epoch:
+                test = self._evaluate(self.data.test)
+                row |= _under("test", test)
+                self.best_on_test = max(test["accuracy"], self.best_on_test or 0.0)
+            row["seconds"] = time.perf_counter() - start
+            self.seconds["total"] += row["seconds"]
+            self._log(row)
             self._save(val["accuracy"])
         if self.epoch < self.epochs:
             log.info("stopped after epoch %d of %d", self.epoch, self.epochs)
@@ -167,6 +176,7 @@ class Trainer:
         self.scheduler.load_state_dict(state["scheduler"])
         self.epoch, self.step = state["epoch"], state["step"]
         self.best, self.seconds = state["best"], state["seconds"]
+        self.best_on_test = state["best_on_test"]
         set_rng_state(state["rng"])
 
     def _train_epoch(self) -> dict[str, float]:
@@ -212,6 +222,9 @@ class Trainer:
         bad = ~torch.isfinite(torch.stack([*losses, norm])).all()
         self._first_bad_step = torch.where(bad & (self._first_bad_step == 0), self.step, self._first_bad_step)
         self.optimizer.step()
+        if self.clamp_weights is not None:
+            for weight in (p for p in trained if p.dim() > 1):
+                weight.data.clamp_(-self.clamp_weights, self.clamp_weights)
         self.scheduler.step()
         self.optimizer.zero_grad()
         return norm
@@ -273,6 +286,7 @@ class Trainer:
             "epoch": self.epoch,
             "step": self.step,
             "best": self.best,
+            "best_on_test": self.best_on_test,
             "seconds": self.seconds,
         }
         if improved:
@@ -290,6 +304,7 @@ class Trainer:
             "test/accuracy": test["accuracy"],
             "test/loss": test["loss"],
             "test/undecided": test["undecided"],
+            "test/spikes_per_image": test["spikes_per_image"],
             "val/accuracy": val["accuracy"],
             "best_epoch": self.best["epoch"],
             "epochs": self.epochs,
@@ -297,6 +312,8 @@ class Trainer:
             "samples_per_second": samples / self.seconds["training"],
             "parameters": sum(p.numel() for p in self.network.parameters() if p.requires_grad),
         }
+        if self.best_on_test is not None:
+            summary["test/best_accuracy"] = self.best_on_test
         self.folder.log_scalars(_under("test", test), self.step)
         self.folder.write_summary(summary)
         rates = {key: value for key, value in test.items() if key.startswith("spike_rate/")}
