@@ -100,6 +100,7 @@ def train(
         data,
         folder,
         asdict(config),
+        teach=network.teach if network.head.teaches else None,
         device=device,
         epochs=options.epochs,
         stop_after=options.stop_after,

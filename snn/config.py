@@ -23,7 +23,7 @@ from snn.targets import build, check_target, is_target, require_kind, require_kn
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from torch import Tensor, nn
+    from torch import Tensor
 
 __all__ = ["EvalConfig", "TrainConfig", "TrainerConfig", "build", "check", "run"]
 
@@ -48,8 +48,8 @@ class TrainerConfig:
         norm_weight_decay: Weight decay of gains, biases and affine; null = the optimizer's.
         precision: fp32; or bf16: convolutions and matrix products in bfloat16, the neurons in float32.
         compile: Whether torch compiles each layer.
-        test_each_epoch: Whether the test set is evaluated after each epoch as well, and the best accuracy on it
-            reported beside that of the epoch chosen on validation. Most papers report the former.
+        test_each_epoch: Whether the test set is evaluated after each epoch as well, and the best accuracy on
+            it reported beside that of the epoch chosen on validation. Most papers report the former.
     """
 
     epochs: int
@@ -178,7 +178,7 @@ def _choices(group: str) -> str:
     return " or ".join(f"{group}={file.stem}" for file in sorted((CONFIGS / group).glob("[!_]*.yaml")))
 
 
-def build_network(config: TrainConfig) -> "tuple[nn.Module, Callable[..., Tensor]]":
+def build_network(config: TrainConfig) -> "tuple[Any, Callable[..., Tensor]]":
     """Build the network with its head, and the loss that reads it.
 
     Raises:
@@ -188,7 +188,7 @@ def build_network(config: TrainConfig) -> "tuple[nn.Module, Callable[..., Tensor
     network = build(
         config.network, neuron=neuron, grad=grad, head=build(config.head, neuron=neuron, grad=grad)
     )
-    loss_fn = build(config.loss)
+    loss_fn = build(config.loss, grad=grad)
     if network.head.output != loss_fn.reads:
         fitting = {"logits": "loss=cross_entropy", "spikes": "loss=count"}[network.head.output]
         gives, reads = (

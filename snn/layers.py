@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snn.neuron import GradParams, SRMParams
+from snn.neuron import TIME_BASED, Gradient, SRMParams
 from snn.ops import gradient_decouple, lb_sign, spike_avg_pool2d, spike_dropout, srm_conv2d, srm_linear
 
 STANDARDIZATION_EPS = 1e-5
@@ -26,7 +26,7 @@ class SRMLayer(nn.Module):
     neurons_per_output = 1  # that one value of the output stands for; more if they are pooled
 
     def __init__(
-        self, shape: tuple[int, ...], neuron: SRMParams, grad: GradParams, weight_standardization: bool
+        self, shape: tuple[int, ...], neuron: SRMParams, grad: Gradient, weight_standardization: bool
     ) -> None:
         super().__init__()
         fan_in = math.prod(shape[1:])
@@ -64,7 +64,7 @@ class SRMConv2d(SRMLayer):
         out_channels: int,
         kernel_size: int | tuple[int, int],
         neuron: SRMParams,
-        grad: GradParams,
+        grad: Gradient,
         *,
         stride: int = 1,
         padding: int = 0,
@@ -110,7 +110,7 @@ class SRMLinear(SRMLayer):
         in_features: int,
         out_features: int,
         neuron: SRMParams,
-        grad: GradParams,
+        grad: Gradient,
         *,
         weight_standardization: bool = False,
     ) -> None:
@@ -126,27 +126,27 @@ class SRMLinear(SRMLayer):
 class SpikeAvgPool2d(nn.Module):
     """See :func:`snn.ops.spike_avg_pool2d`."""
 
-    def __init__(self, kernel_size: int | tuple[int, int]) -> None:
+    def __init__(self, kernel_size: int | tuple[int, int], grad: Gradient = TIME_BASED) -> None:
         super().__init__()
-        self.kernel_size = kernel_size
+        self.kernel_size, self.grad = kernel_size, grad
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, N, C, H, W]` to `[T, N, C, H // k_h, W // k_w]`."""
-        return spike_avg_pool2d(x, self.kernel_size)
+        return spike_avg_pool2d(x, self.kernel_size, self.grad)
 
 
 class SpikeDropout(nn.Module):
     """See :func:`snn.ops.spike_dropout`; the identity in eval mode."""
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, grad: Gradient = TIME_BASED) -> None:
         super().__init__()
         if not 0 <= p < 1:
             raise ValueError(f"p must lie in [0, 1), got {p}")
-        self.p = p
+        self.p, self.grad = p, grad
 
     def forward(self, x: Tensor) -> Tensor:
         """Any `[T, N, ...]`, to the same shape."""
-        return spike_dropout(x, self.p) if self.training else x
+        return spike_dropout(x, self.p, self.grad) if self.training else x
 
 
 class GradientDecouple(nn.Module):

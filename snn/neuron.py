@@ -1,10 +1,17 @@
-"""Parameters of the SRM neuron and of its time-based gradient, and the neuron's kernel."""
+"""Parameters of the SRM neuron and of its gradient, time-based or surrogate, and the neuron's kernel."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+def require_time_constant(name: str, tau: float) -> None:
+    """Raise ValueError unless `tau` (steps) is finite and > 1: at 1 and below nothing is left of a trace."""
+    if not (math.isfinite(tau) and tau > 1):
+        raise ValueError(f"{name} must be finite and > 1 step, got {tau}")
 
 
 @dataclass(frozen=True)
@@ -84,10 +91,55 @@ class GradParams:
         return 1 - 1 / self.tau_grad
 
 
-def require_time_constant(name: str, tau: float) -> None:
-    """Raise ValueError unless `tau` (steps) is finite and > 1: at 1 and below nothing is left of a trace."""
-    if not (math.isfinite(tau) and tau > 1):
-        raise ValueError(f"{name} must be finite and > 1 step, got {tau}")
+@dataclass(frozen=True)
+class SurrogateParams(ABC):
+    """A surrogate derivative: what backpropagation through time takes for that of the spike.
+
+    `dspike/du = slope(v) / threshold` at `v = u / threshold - 1`, the distance from the threshold in
+    thresholds. Every slope encloses the area 1, as the step that it stands for.
+
+    Attributes:
+        width: Scale of the slope, in thresholds, > 0.
+
+    Raises:
+        ValueError: `width` lies outside its range.
+    """
+
+    width: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.width) and self.width > 0):
+            raise ValueError(f"surrogate.width must be finite and > 0, got {self.width}")
+
+    @abstractmethod
+    def slope(self, v: Tensor) -> Tensor:
+        """Return the slope at each distance `v`, any shape."""
+
+
+class ATan(SurrogateParams):
+    """`slope(v) = 1 / (width (1 + (pi v / width)^2))`, the derivative of an arcus tangent."""
+
+    def slope(self, v: Tensor) -> Tensor:  # noqa: D102
+        return 1 / (self.width * (1 + (v * (math.pi / self.width)) ** 2))
+
+
+class Sigmoid(SurrogateParams):
+    """`slope(v) = s (1 - s) / width` with `s = sigmoid(v / width)`."""
+
+    def slope(self, v: Tensor) -> Tensor:  # noqa: D102
+        s = torch.sigmoid(v / self.width)
+        return s * (1 - s) / self.width
+
+
+class Rectangle(SurrogateParams):
+    """`slope(v) = 1 / width` where `|v| < width / 2`, else 0."""
+
+    def slope(self, v: Tensor) -> Tensor:  # noqa: D102
+        return (v.abs() < self.width / 2).to(v.dtype) / self.width
+
+
+Gradient = GradParams | SurrogateParams  # an op picks its backward by which of the two it is given
+TIME_BASED = GradParams()
 
 
 def spike_response_kernel(neuron: SRMParams, steps: int) -> Tensor:

@@ -27,6 +27,7 @@ LOG_EVERY = 50  # steps between two looks at the device
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, index
 Encode = Callable[[Tensor, Tensor, int], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
+Teach = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Tally:
@@ -103,6 +104,8 @@ class Trainer:
         data: The loaders of the three splits.
         folder: Where rows and checkpoints go.
         config: The resolved config, kept in every checkpoint.
+        teach: In training, `(encoded images, labels)` to the output and what the loss sees in its place
+            (target spikes); None = the loss sees the output.
         device: Where the network runs.
         epochs: Horizon of the run.
         stop_after: Epoch after which to leave a resumable run; None = never.
@@ -123,6 +126,7 @@ class Trainer:
         folder: RunFolder,
         config: dict[str, Any],
         *,
+        teach: Teach | None,
         device: torch.device,
         epochs: int,
         stop_after: int | None,
@@ -132,7 +136,7 @@ class Trainer:
         test_each_epoch: bool,
     ) -> None:
         # what is trained, and how
-        self.network, self.encode, self.loss_fn = network, encode, loss_fn
+        self.network, self.encode, self.loss_fn, self.teach = network, encode, loss_fn, teach
         self.optimizer, self.scheduler = optimizer, scheduler
         self.accumulate, self.clip_norm, self.clamp_weights = accumulate, clip_norm, clamp_weights
         # on what, how long, and where it is written
@@ -210,8 +214,9 @@ class Trainer:
         losses = []
         for batch in batches:
             images, labels, index = (part.to(self.device, non_blocking=True) for part in batch)
-            output = self.network(self.encode(images, index, self.epoch))
-            loss = self.loss_fn(output, labels)
+            x = self.encode(images, index, self.epoch)
+            output, seen = self.teach(x, labels) if self.teach else (self.network(x),) * 2
+            loss = self.loss_fn(seen, labels)
             torch.autograd.backward(loss * (len(labels) / samples))
             tally.add(loss, output, labels)
             losses.append(loss.detach())

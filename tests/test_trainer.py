@@ -49,7 +49,8 @@ def plain(images, index, epoch):
 
 def make_trainer(network, loss_fn, data, tmp_path, **options):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    settings = {"device": CPU, "epochs": 1, "stop_after": None, "accumulate": 1, "clip_norm": None} | options
+    defaults = {"teach": None, "device": CPU, "epochs": 1, "stop_after": None, "accumulate": 1}
+    settings = defaults | {"clip_norm": None, "clamp_weights": None, "test_each_epoch": False} | options
     folder = SimpleNamespace(last=tmp_path / "last.ckpt")
     return Trainer(network, plain, loss_fn, optimizer, constant(optimizer, 1), data, folder, {}, **settings)
 

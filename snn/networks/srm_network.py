@@ -3,12 +3,13 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
 from snn.layers import SpikeAvgPool2d, SpikeDropout, SRMConv2d, SRMLinear
 from snn.networks.architecture import Conv, Linear, Pool, Spec, parse
-from snn.neuron import GradParams, SRMParams
+from snn.neuron import Gradient, SRMParams
 
 
 class SRMNetwork(nn.Module):
@@ -37,7 +38,7 @@ class SRMNetwork(nn.Module):
         weight_standardization: bool,
         *,
         neuron: SRMParams,
-        grad: GradParams,
+        grad: Gradient,
         head: Callable[[tuple[int, ...]], nn.Module],
     ) -> None:
         super().__init__()
@@ -62,12 +63,18 @@ class SRMNetwork(nn.Module):
             name = f"{place}_{token.replace('.', '_')}"  # a module's name holds no dot
             modules[name], self.shapes[name], shape = module, out_shape, out_shape
         self.layers = nn.Sequential(modules)
-        self.head = head(shape)
+        self.head: Any = head(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, N, C, H, W]` to the head's output: logits `[N, K]` or spikes `[T, N, K]`."""
         output: Tensor = self.head(self.layers(x))
         return output
+
+    def teach(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the head's output, and what the loss is to see in its place: with target spikes."""
+        body = self.layers(x)
+        output: Tensor = self.head(body)
+        return output, self.head.teach(body, output, labels)
 
     def __repr__(self) -> str:
         """A table: layer, output shape of a sample at one step, trained parameters."""
@@ -102,7 +109,7 @@ def _make_layer(
     shape: tuple[int, ...],
     pool: int,
     neuron: SRMParams,
-    grad: GradParams,
+    grad: Gradient,
     weight_standardization: bool,
 ) -> nn.Module:
     match spec:
@@ -126,6 +133,6 @@ def _make_layer(
                 features, spec.neurons, neuron, grad, weight_standardization=weight_standardization
             )
         case Pool():
-            return SpikeAvgPool2d(spec.kernel)
+            return SpikeAvgPool2d(spec.kernel, grad)
         case _:
-            return SpikeDropout(spec.p)
+            return SpikeDropout(spec.p, grad)

@@ -4,12 +4,12 @@ Every op works on time-major tensors `[T, N, ...]`. Their gradients are definiti
 forward: each docstring says which. None has a second derivative.
 """
 
-from snn.ops.count_to_time import count_to_time
+from snn.ops.count_to_time import count_to_time, spike_heights
 from snn.ops.gradient_decouple import gradient_decouple
 from snn.ops.lb_sign import lb_sign
 from snn.ops.spike_avg_pool2d import spike_avg_pool2d
 from snn.ops.spike_dropout import spike_dropout
-from snn.ops.srm import srm_conv2d, srm_linear
+from snn.ops.srm import srm_conv2d, srm_linear, target_spikes
 
 __all__ = [
     "count_to_time",
@@ -17,6 +17,8 @@ __all__ = [
     "lb_sign",
     "spike_avg_pool2d",
     "spike_dropout",
+    "spike_heights",
     "srm_conv2d",
     "srm_linear",
+    "target_spikes",
 ]

@@ -7,7 +7,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from snn.neuron import Gradient, GradParams
 from snn.ops.compact import compact, restore
+
+
+def spike_heights(x: Tensor, grad: Gradient) -> Tensor:
+    """Return spikes for a rate to be made of: `count_to_time(x)` if `grad` is time-based, else `x`."""
+    return count_to_time(x) if isinstance(grad, GradParams) else x
 
 
 def count_to_time(x: Tensor) -> Tensor:

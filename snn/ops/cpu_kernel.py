@@ -52,8 +52,9 @@ def launch(kernel: Any, *arguments: Any) -> None:
     The time of a first call that had to compile is told in the log.
     """
     arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in arguments]
+    threads = torch.get_num_threads()
     with _one_at_a_time:
-        numba.set_num_threads(min(torch.get_num_threads(), MOST_THREADS))
+        numba.set_num_threads(min(threads, MOST_THREADS))
         known, start = len(kernel.overloads), time.perf_counter()
         try:
             kernel(*arrays)
@@ -65,3 +66,5 @@ def launch(kernel: Any, *arguments: Any) -> None:
         if len(kernel.overloads) > known and kernel.stats.cache_misses.get(kernel.signatures[-1]):
             name, seconds = kernel.py_func.__qualname__.strip("_"), time.perf_counter() - start
             log.info("compiled the CPU kernel %s in %.1f s", name, seconds)
+    if torch.get_num_threads() != threads:  # numba starts its own through the OpenMP that both share
+        torch.set_num_threads(threads)

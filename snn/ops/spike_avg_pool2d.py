@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from snn.neuron import TIME_BASED, Gradient, GradParams
 from snn.ops.compact import compact, restore
 
 
-def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int]) -> Tensor:
+def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int], grad: Gradient = TIME_BASED) -> Tensor:
     """Average over windows that do not overlap; divide the gradient by the window's sum.
 
     Forward: the mean of each window; a border that no whole window covers is dropped.
@@ -23,6 +24,7 @@ def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int]) -> Tensor:
     Args:
         x: `[T, N, C, H, W]`, floating point.
         kernel_size: Window, `k` or `(k_h, k_w)`, each from 1 to the map's size.
+        grad: The gradient that the network is trained with; a surrogate one is passed on as the derivative.
 
     Returns:
         `[T, N, C, H // k_h, W // k_w]`.
@@ -40,6 +42,8 @@ def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int]) -> Tensor:
         raise ValueError(
             f"kernel_size must fit the map, got {kernel_size} for a map of {x.shape[3]}x{x.shape[4]}"
         )
+    if not isinstance(grad, GradParams):
+        return _average(x, k_h, k_w)
     return cast(Tensor, PoolFunc.apply(x, k_h, k_w))
 
 
@@ -48,7 +52,7 @@ class PoolFunc(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, k_h: int, k_w: int) -> Tensor:  # noqa: D102
-        mean: Tensor = F.avg_pool2d(x.flatten(0, 1), (k_h, k_w)).unflatten(0, x.shape[:2])
+        mean = _average(x, k_h, k_w)
         ctx.kernel_size, ctx.map_size, ctx.shape = (k_h, k_w), x.shape[3:], mean.shape
         ctx.stride = mean.stride()
         ctx.save_for_backward(*compact(mean))
@@ -64,3 +68,8 @@ class PoolFunc(Function):
         covered = grad_x[..., : height * k_h, : width * k_w]
         covered.unflatten(4, (width, k_w)).unflatten(3, (height, k_h)).copy_(share[:, :, :, :, None, :, None])
         return grad_x, None, None
+
+
+def _average(x: Tensor, k_h: int, k_w: int) -> Tensor:
+    mean: Tensor = F.avg_pool2d(x.flatten(0, 1), (k_h, k_w)).unflatten(0, x.shape[:2])
+    return mean

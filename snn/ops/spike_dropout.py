@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from snn.neuron import TIME_BASED, Gradient, GradParams
 
-def spike_dropout(x: Tensor, p: float) -> Tensor:
+
+def spike_dropout(x: Tensor, p: float, grad: Gradient = TIME_BASED) -> Tensor:
     """Drop each neuron with probability `p` for all steps; scale what is kept by `1 / (1 - p)`.
 
     Backward only masks: a kept spike is `1 / (1 - p)` high, but its *time* is what it was, so the time
@@ -17,6 +19,7 @@ def spike_dropout(x: Tensor, p: float) -> Tensor:
     Args:
         x: `[T, N, ...]`, floating point.
         p: Probability of dropping, in [0, 1).
+        grad: The gradient that the network is trained with; a surrogate one is passed on as the derivative.
 
     Returns:
         The shape of `x`; one mask, drawn from torch's global generator, serves all `T` steps.
@@ -29,6 +32,8 @@ def spike_dropout(x: Tensor, p: float) -> Tensor:
     if x.dim() < 2 or not x.is_floating_point():
         raise ValueError(f"x must be floating point of shape [T, N, ...], got {x.dtype} {list(x.shape)}")
     keep = torch.rand(x.shape[1:], device=x.device) >= p
+    if not isinstance(grad, GradParams):
+        return x * (keep * (1 / (1 - p))).to(x.dtype)
     return cast(Tensor, SpikeDropoutFunc.apply(x, keep, 1 / (1 - p)))
 
 

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from snn.neuron import GradParams, SRMParams
 from snn.ops.compact import compact, restore
 from snn.ops.srm.scan import scan_backward, scan_forward
+from snn.ops.srm.shapes import as_images, shown_steps
 
 Pair = tuple[int, int]
 
@@ -33,8 +34,8 @@ class SRMConv2dFunc(Function):
         pool: Pair,
     ) -> Tensor:
         ctx.conv = (stride, padding, dilation, groups)
-        shown, dtype = _shown(x), _synapse_dtype(x)
-        current = F.conv2d(_images(shown, dtype), weight.to(dtype), None, *ctx.conv)
+        shown, dtype = shown_steps(x), _synapse_dtype(x)
+        current = F.conv2d(as_images(shown, dtype), weight.to(dtype), None, *ctx.conv)
         current = current.unflatten(0, shown.shape[:2]).to(x.dtype)
         return _scan(ctx, shown, weight, current, threshold, len(x), pool, neuron, grad)
 
@@ -44,11 +45,11 @@ class SRMConv2dFunc(Function):
         shown, weight, grad_w, grad_t = _signals(ctx, grad_out)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            images = _images(shown.expand(len(grad_t), *shown.shape[1:]), weight.dtype)
+            images = as_images(shown.expand(len(grad_t), *shown.shape[1:]), weight.dtype)
             grad_x = _conv2d_backward(grad_t, images, weight, ctx.conv, (True, False, False))[0]
             grad_x = _time_gradient(ctx, grad_x.unflatten(0, grad_t.shape[:2]), shown)
         if ctx.needs_input_grad[1]:
-            images = _images(shown, weight.dtype)
+            images = as_images(shown, weight.dtype)
             grad_weight = _conv2d_backward(grad_w, images, weight, ctx.conv, (False, True, False))[1]
             grad_weight = grad_weight.to(shown.dtype)
         return grad_x, grad_weight, None, None, None, None, None, None, None, None
@@ -61,7 +62,7 @@ class SRMLinearFunc(Function):
     def forward(  # noqa: D102
         ctx: Any, x: Tensor, weight: Tensor, threshold: Tensor, neuron: SRMParams, grad: GradParams
     ) -> Tensor:
-        shown, dtype = _shown(x), _synapse_dtype(x)
+        shown, dtype = shown_steps(x), _synapse_dtype(x)
         current = F.linear(shown.to(dtype), weight.to(dtype)).to(x.dtype)[..., None, None]
         return _scan(ctx, shown, weight, current, threshold, len(x), (1, 1), neuron, grad).flatten(2)
 
@@ -78,25 +79,12 @@ class SRMLinearFunc(Function):
         return grad_x, grad_weight, None, None, None, None
 
 
-def _shown(x: Tensor) -> Tensor:
-    """Return the first step of `x` if the others are the same memory (direct encoding), else `x`."""
-    return x[:1] if x.stride(0) == 0 else x
-
-
 def _synapse_dtype(x: Tensor) -> torch.dtype:
     """Return what the synapse computes in: the dtype of `x`, or under autocast the lower one for float32."""
     kind = x.device.type
     if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
-
-
-def _images(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `[T, N, C, H, W]` as images `[T * N, C, H, W]`, channels last, as convolutions like them."""
-    images = x.flatten(0, 1).to(dtype)
-    if images.shape[1] == 1:  # both orders are the same memory; only the strides say which is meant
-        return images.contiguous().view(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
-    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _conv2d_backward(

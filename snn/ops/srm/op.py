@@ -5,15 +5,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from snn.neuron import GradParams, SRMParams
+from snn.neuron import Gradient, SRMParams, SurrogateParams
 from snn.ops.srm.function import Pair, SRMConv2dFunc, SRMLinearFunc
+from snn.ops.srm.surrogate import surrogate_conv2d, surrogate_linear
 
 
 def srm_conv2d(
     x: Tensor,
     weight: Tensor,
     neuron: SRMParams,
-    grad: GradParams,
+    grad: Gradient,
     *,
     threshold: Tensor | None = None,
     stride: int | Pair = 1,
@@ -36,7 +37,9 @@ def srm_conv2d(
         x: Spikes or real values, `[T, N, C_in, H, W]`, float32 or float64.
         weight: `[C_out, C_in / groups, k_h, k_w]`, dtype of `x`.
         neuron: Time constants in steps, and the threshold.
-        grad: Constants of the gradient.
+        grad: Constants of the gradient; or a :class:`snn.neuron.SurrogateParams`, for ordinary
+            backpropagation through time: then `grad_out` is dL/d(height of a spike), and one signal serves
+            both ends.
         threshold: One per output channel, `[C_out]`, > 0; overrides `neuron.threshold`. (The range is read
             on the CPU only; on a GPU reading it would stall the device.)
         stride: As in `conv2d`.
@@ -77,13 +80,16 @@ def srm_conv2d(
         if (room // stride[side] + 1) % pool[side]:
             raise ValueError(f"pool must divide the map of side {room // stride[side] + 1}, got {pool}")
     threshold = _require_scan(x, weight, neuron, threshold)
+    conv = (stride, padding, dilation, groups)
+    if isinstance(grad, SurrogateParams):
+        return surrogate_conv2d(x, weight, threshold, neuron, grad, *conv, pool)
     x, weight = _recorded(x, weight)
-    spikes = SRMConv2dFunc.apply(x, weight, threshold, neuron, grad, stride, padding, dilation, groups, pool)
+    spikes = SRMConv2dFunc.apply(x, weight, threshold, neuron, grad, *conv, pool)
     return cast(Tensor, spikes)
 
 
 def srm_linear(
-    x: Tensor, weight: Tensor, neuron: SRMParams, grad: GradParams, *, threshold: Tensor | None = None
+    x: Tensor, weight: Tensor, neuron: SRMParams, grad: Gradient, *, threshold: Tensor | None = None
 ) -> Tensor:
     """Connect spikes fully and run one SRM neuron per output.
 
@@ -93,7 +99,7 @@ def srm_linear(
         x: Spikes or real values, `[T, N, F_in]`, float32 or float64.
         weight: `[F_out, F_in]`, dtype of `x`.
         neuron: Time constants in steps, and the threshold.
-        grad: Constants of the gradient.
+        grad: As in :func:`srm_conv2d`.
         threshold: One per output neuron, `[F_out]`, > 0; overrides `neuron.threshold`.
 
     Returns:
@@ -110,6 +116,8 @@ def srm_linear(
     if x.shape[2] != weight.shape[1]:
         raise ValueError(f"x must have F_in = {weight.shape[1]} features (weight), got {x.shape[2]}")
     threshold = _require_scan(x, weight, neuron, threshold)
+    if isinstance(grad, SurrogateParams):
+        return surrogate_linear(x, weight, threshold, neuron, grad)
     x, weight = _recorded(x, weight)
     return cast(Tensor, SRMLinearFunc.apply(x, weight, threshold, neuron, grad))
 

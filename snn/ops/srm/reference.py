@@ -72,3 +72,50 @@ def scan_backward(
         grad_w[t] = neuron.coef * (carry_m - carry_s)
         grad_t[t] = carry_t
     return grad_w, grad_t
+
+
+def potential_forward(current: Tensor, threshold: Tensor, neuron: SRMParams) -> tuple[Tensor, Tensor]:
+    """Run the neurons from rest over all steps, and keep the potentials.
+
+    Args:
+        current: Input current `I`, `[T, N, ...]`.
+        threshold: Firing threshold, broadcastable to one step of `current`.
+        neuron: The neuron's constants.
+
+    Returns:
+        `spikes` (0/1), those of :func:`scan_forward`, and the potential `u` before its reset, of that shape.
+    """
+    spikes, potential = (torch.empty_like(current, memory_format=torch.contiguous_format) for _ in range(2))
+    m = s = torch.zeros_like(current[0])
+    for t in range(current.shape[0]):
+        m = (m + current[t]) * neuron.decay_m
+        s = (s + current[t]) * neuron.decay_s
+        potential[t] = neuron.coef * (m - s)
+        fires = potential[t] >= threshold
+        spikes[t] = fires
+        m, s = m.masked_fill(fires, 0), s.masked_fill(fires, 0)  # hard reset
+    return spikes, potential
+
+
+def potential_backward(grad_u: Tensor, spikes: Tensor, neuron: SRMParams) -> Tensor:
+    """Carry gradients of the potentials back to the currents.
+
+    The traces are the derivative's only memory, and a reset ends it: `dL/du[t]` reaches the currents since
+    the spike before `t`. A reset itself passes no gradient.
+
+    Args:
+        grad_u: `dL/du`, `[T, N, ...]`.
+        spikes: As `potential_forward` returned them.
+        neuron: The neuron's constants.
+
+    Returns:
+        `dL/dI`, of the shape of `spikes`.
+    """
+    grad_current = torch.empty_like(spikes)
+    carry_m = carry_s = torch.zeros_like(spikes[0])
+    for t in reversed(range(spikes.shape[0])):
+        kept = spikes[t] == 0
+        carry_m = (carry_m * kept + grad_u[t]) * neuron.decay_m
+        carry_s = (carry_s * kept + grad_u[t]) * neuron.decay_s
+        grad_current[t] = neuron.coef * (carry_m - carry_s)
+    return grad_current

@@ -30,3 +30,16 @@ def new_maps(like: Tensor, steps: int, shape: tuple[int, int, int, int]) -> Tens
 def in_memory(maps: Tensor) -> Tensor:
     """Return `[T, N, C, H, W]` as `[T, N, H * W * C]`; a copy unless it is channels last in memory."""
     return maps.permute(0, 1, 3, 4, 2).flatten(2)
+
+
+def shown_steps(x: Tensor) -> Tensor:
+    """Return the first step of `x` if the others are the same memory (direct encoding), else `x`."""
+    return x[:1] if x.stride(0) == 0 else x
+
+
+def as_images(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `[T, N, C, H, W]` as images `[T * N, C, H, W]`, channels last, as convolutions like them."""
+    images = x.flatten(0, 1).to(dtype)
+    if images.shape[1] == 1:  # both orders are the same memory; only the strides say which is meant
+        return images.contiguous().view(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
+    return images.contiguous(memory_format=torch.channels_last)
