@@ -87,7 +87,8 @@ def write(out: Path, report: dict[str, Any]) -> None:
     (out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
     text = markdown(report, draw(report["rows"], out / "results.png"))
     (out / "results.md").write_text(text)
-    print(f"\n{text}\nwritten to {out}")
+    table, _, _ = text.partition("\n\n")
+    print(f"\n{table}\n\nwritten to {out}")
 
 
 def markdown(report: dict[str, Any], drawn: bool) -> str:
@@ -160,7 +161,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> bool:
 def draw_panel(axes: Any, title: str, rows: list[dict[str, Any]]) -> None:
     """Draw a colour per row, a line per seed, a dot where validation was best; dashed what was published."""
     curves: list[list[float]] = []
-    cited: dict[float, list[str]] = {}
+    cited: dict[float, tuple[str, list[str]]] = {}  # the colour of the first row, the experiments
     for number, row in enumerate(rows):
         colour = f"C{number % 10}"
         axes.plot([], [], color=colour, label=row["row"])
@@ -171,10 +172,10 @@ def draw_panel(axes: Any, title: str, rows: list[dict[str, Any]]) -> None:
                 axes.plot(run["best_epoch"], curve[run["best_epoch"] - 1], "o", color=colour, markersize=5)
             curves += [curve] if curve else []
         if (value := first_number(row["published"])) is not None:
-            cited.setdefault(value, []).append(colour)
-    for value, colours in cited.items():
-        colour = colours[0] if len(colours) == 1 else "0.3"
-        axes.axhline(value, color=colour, linestyle="--", linewidth=1, label=f"published: {value:g}")
+            cited.setdefault(value, (colour, []))[1].append(row["row"].split("+")[0])
+    for value, (colour, names) in cited.items():
+        label = f"published, {', '.join(dict.fromkeys(names))}: {value:.2f}"
+        axes.axhline(value, color=colour, linestyle="--", linewidth=1, label=label)
     low, top = min(map(statistics.median, curves)), max(*map(max, curves), *cited, 0.0)
     room = max(top - low, 0.2)
     axes.set_ylim(max(0, low - room / 2), min(100, top + room / 4))  # first epochs may lie below
