@@ -70,8 +70,7 @@ summary = {"test/accuracy": 0.5 + 0.01 * seed, "test/best_accuracy": 0.6, "test/
            "test/spikes_per_image": 100 + seed, "seconds": 90, "best_epoch": 1, "epochs": 2}
 (folder / "summary.json").write_text(json.dumps(summary))
 """
-cached = functools.cache(lambda words: reproduce_compose(list(words)))
-reproduce_compose = reproduce.compose
+compose = functools.cache(lambda words, compose=reproduce.compose: compose(list(words)))
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def call(tmp_path, monkeypatch, capsys):
     (tmp_path / "train.py").write_text(FAKE)
     monkeypatch.setattr(reproduce, "TRAIN", tmp_path / "train.py")
     monkeypatch.setattr(reproduce, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(reproduce, "compose", lambda words: cached(tuple(words)))
+    monkeypatch.setattr(reproduce, "compose", lambda words: compose(tuple(words)))
     monkeypatch.setattr(report, "draw", lambda rows, path: False)
 
     def call(*words):
@@ -283,7 +282,6 @@ def test_jobs_share_the_cores(call, monkeypatch):
             "experiment=fashion_mnist_smal is no choice; did you mean experiment=fashion_mnist_small?",
         ),
         ([NAME, "--set", "optimizer.lr=abc"], "optimizer.lr"),
-        ([NAME, "--set", "optimizer.learning_rate=1"], "unknown key optimizer.learning_rate"),
         ([f"{NAME}+seed=3"], "seed=3 cannot be set in a row"),
         ([NAME, "--set", "hydra.run.dir=x"], "hydra.run.dir=x cannot be set"),
         ([NAME, "--seeds", "-1"], "seed must lie in"),
