@@ -9,12 +9,11 @@ LIF neurons where they are installed: `pip install -e ".[bench]"`.
 import argparse
 import json
 import math
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from snn.calibrate import Calibration
+from snn.device import machine
 from snn.encoding import Direct
 from snn.monitor import SpikeMonitor
 from snn.networks import SRMNetwork
@@ -60,7 +60,9 @@ def main() -> int:
         print("error: --device cuda: there is no CUDA GPU here", file=sys.stderr)
         return 1
     device = torch.device(args.device)
-    report: dict[str, Any] = {"machine": machine(device)}
+    report: dict[str, Any] = {
+        "machine": machine(device, "torch", "numba", "triton", "snntorch", "spikingjelly")
+    }
     print(*(f"{key}: {value}" for key, value in report["machine"].items()), sep="\n")
     if "scan" not in args.skip:
         report["scan"] = scan_alone(device)
@@ -75,30 +77,6 @@ def main() -> int:
     args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(f"\nwritten to {args.json}")
     return 0
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """Return what the figures depend on."""
-    packages = ("torch", "numba", "triton", "snntorch", "spikingjelly")
-    versions = {name: metadata.version(name) for name in packages if util.find_spec(name)}
-    facts = {
-        "cpu": cpu_name(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **versions,
-    }
-    if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
-
-
-def cpu_name() -> str:
-    """Return the processor's name, as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def timed(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
     from torch import Tensor
 
-__all__ = ["EvalConfig", "TrainConfig", "TrainerConfig", "build", "check", "run"]
+__all__ = ["RESUME_KEYS", "EvalConfig", "TrainConfig", "TrainerConfig", "build", "check", "compose", "run"]
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -255,6 +255,19 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
             kind = "" if expected or hydra_said else f"{type(error).__name__}: "
             print(f"error: {kind}{_one_line(error)}", file=sys.stderr)  # noqa: T201
             return 1
+
+
+def compose(words: list[str]) -> TrainConfig:
+    """Return the checked config that `python train.py WORDS` would run with.
+
+    Raises:
+        ValueError: One line that says what is wrong with a word or a key.
+    """
+    args = argparse.Namespace(config_dir=None, config_path=None, config_name=None)
+    try:
+        return check(_compose([_quoted(word) for word in words], args, "train"), TrainConfig)
+    except Exception as error:
+        raise ValueError(_one_line(error)) from error
 
 
 def overridden(cfg: "DictConfig", keys: list[str]) -> dict[str, Any]:

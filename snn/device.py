@@ -1,7 +1,12 @@
 """Where a network computes, and how."""
 
 import logging
+import os
+import platform
 import types
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,3 +72,30 @@ def compile_layers(network: nn.Module) -> None:
         for layer in child if isinstance(child, nn.Sequential) else [child]:
             compiled = torch.compile(type(layer).forward, fullgraph=True, dynamic=False)
             layer.forward = types.MethodType(compiled, layer)
+
+
+def machine(device: torch.device, *packages: str) -> dict[str, Any]:
+    """Return what a measurement on `device` depends on: processor, threads, and versions.
+
+    Args:
+        device: Where it is made; a GPU's name is added.
+        packages: Whose versions are told, of those that are installed.
+    """
+    facts: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages if util.find_spec(name)},
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,297 @@
+"""Run experiments over seeds, and tabulate them beside the published figures.
+
+    python scripts/reproduce.py fashion_l23 fashion_l23+surrogate=atan --seeds 0 1 2 --out results/fashion
+
+A row of the table is a file of configs/experiment/, alone or with overrides joined by `+`. Each run is a
+`train.py` of its own, in OUT/runs/ROW/sSEED: a run that fails is told in the table, the others go on. The
+same command again runs what is missing, and goes on with what was interrupted. All rows get their first
+seed before any gets its second. `--minutes` is for the whole call: what runs when they are over is stopped,
+loses the epoch it is in, and is told as unfinished.
+
+Written to OUT: results.md, results.json, and results.png, which needs `pip install -e ".[report]"`.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import report  # noqa: E402
+
+from snn.config import RESUME_KEYS, TrainConfig, compose  # noqa: E402
+from snn.device import machine, pick_device  # noqa: E402
+
+TRAIN = ROOT / "train.py"
+EXPERIMENTS = ROOT / "configs" / "experiment"
+CODE = ["snn", "configs", "train.py"]  # what a result depends on
+POLL_SECONDS = 0.1
+
+
+@dataclass
+class Row:
+    """A row of the table: its label as typed, the words it means, their config, and what was published."""
+
+    label: str
+    words: list[str]
+    config: TrainConfig
+    published: list[str]
+
+
+@dataclass
+class Run:
+    """One seed of a row: a name to show, the words of its command, their config, and its folder."""
+
+    name: str
+    words: list[str]
+    config: TrainConfig
+    folder: Path
+
+    def has(self, file: str) -> bool:
+        """Return whether `file` lies in the folder."""
+        return (self.folder / file).exists()
+
+    def state(self) -> dict[str, Any]:
+        """Return what the folder tells, see :func:`report.read_run`."""
+        return report.read_run(self.folder, self.config.seed, self.config.trainer.epochs)
+
+
+@dataclass
+class Child:
+    """A run in progress: its process, and what that writes to stderr."""
+
+    run: Run
+    process: subprocess.Popen[bytes]
+    stderr: IO[bytes]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what the command line asks for; return the exit code: 0, 1 if a run failed, 130 if interrupted."""
+    words = sys.argv[1:] if argv is None else argv
+    options = parse(words)
+    try:
+        rows = [make_row(label, options) for label in options.rows]
+        runs = [[make_run(row, seed, options.out) for seed in options.seeds] for row in rows]
+        in_order = [run for of_one_seed in zip(*runs, strict=True) for run in of_one_seed]
+        for run in in_order:
+            require_same(run)
+        if len({run.folder for run in in_order}) < len(in_order):
+            raise ValueError("two rows would share a folder, or a row or a seed is given twice")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    code = 0 if options.table else run_all(in_order, options)
+    command = shlex.join(["python", "scripts/reproduce.py", *(word for word in words if word != "--table")])
+    table = [
+        report.make_row(row.label, row.words, row.config, row.published, [run.state() for run in of_row])
+        for row, of_row in zip(rows, runs, strict=True)
+    ]
+    report.write(options.out, {"command": command, "date": now(), "rows": table})
+    return code or int(any("error" in run for row in table for run in row["runs"]))
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("reproduce.py", description=__doc__, formatter_class=raw)
+    parser.add_argument(
+        "rows", nargs="+", metavar="ROW", help="EXPERIMENT, or EXPERIMENT+key=value+key=value"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="S", help="default: 0")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs and of the table")
+    parser.add_argument("--epochs", type=int, help="instead of the experiment's own")
+    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="overrides of all rows")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="of the whole call; default: no limit"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time, which share the cores; default: 1"
+    )
+    parser.add_argument("--device", help="as in train.py")
+    parser.add_argument("--table", action="store_true", help="write the table of what is there; run nothing")
+    options = parser.parse_args(words)
+    if options.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {options.jobs}")
+    return options
+
+
+def make_row(label: str, options: argparse.Namespace) -> Row:
+    """Return the row that `label` means; its own overrides win over those of all rows.
+
+    Raises:
+        ValueError: There is no such experiment, or a word has no meaning or is not the user's to set.
+    """
+    experiment, *own = split(label)
+    common = [*options.set]
+    common += [] if options.epochs is None else [f"trainer.epochs={options.epochs}"]
+    common += [] if options.device is None else [f"device={options.device}"]
+    overrides = {key(word): word for word in [*common, *own]}
+    for name, word in overrides.items():
+        if name in ("seed", "experiment", "resume", "trainer.test_each_epoch") or name.startswith("hydra"):
+            raise ValueError(f"{word} cannot be set in a row: reproduce.py sets {name}")
+    words = [f"experiment={experiment}", "trainer.test_each_epoch=true", *overrides.values()]
+    config = compose(words)
+    pick_device(config.device)
+    return Row(label, words, config, published((EXPERIMENTS / f"{experiment}.yaml").read_text()))
+
+
+def split(label: str) -> list[str]:
+    """Split `name+key=value+key=value`; a `+` within a value (crop+flip) or before a new key stays."""
+    return re.split(r"(?<!\+)\+(?=\+*[\w./@]+=)", label)
+
+
+def key(word: str) -> str:
+    """Return the key of `key=value`."""
+    return word.split("=", 1)[0].lstrip("+~")
+
+
+def published(text: str) -> list[str]:
+    """Return the `# Published:` lines of an experiment file; a line of `#` and 4 spaces continues one."""
+    lines = re.sub(r"\n#    +", " ", text).splitlines()
+    return [line.split(":", 1)[1].strip() for line in lines if line.startswith("# Published:")]
+
+
+def make_run(row: Row, seed: int, out: Path) -> Run:
+    """Return one seed of a row."""
+    folder = out.expanduser() / "runs" / re.sub(r"[^\w.+=-]", "_", row.label)[:200] / f"s{seed}"
+    words = [*row.words, f"seed={seed}"]
+    return Run(f"{row.label}, seed {seed}", words, replace(row.config, seed=seed), folder)
+
+
+def require_same(run: Run) -> None:
+    """Raise ValueError if the run's folder holds one of other settings.
+
+    Settings that say where a run computes do not count, nor do keys that the other's config lacks and no
+    word names: they are younger than it.
+    """
+    if not (run.has("summary.json") or run.has("last.ckpt")):
+        return
+    there = flat(yaml.safe_load((run.folder / "config.yaml").read_text()))
+    wanted = flat(asdict(run.config))
+    compared = there.keys() | (wanted.keys() & {key(word) for word in run.words})
+    for name in sorted(compared - set(RESUME_KEYS)):
+        if there.get(name) != wanted.get(name):
+            values = f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} now"
+            raise ValueError(f"{run.folder} holds a run with other settings: {values}; take another --out")
+
+
+def flat(node: Any, path: str = "") -> dict[str, Any]:
+    """Return a config's values by dotted key."""
+    if not isinstance(node, dict):
+        return {path: node}
+    return {
+        k: v for name, value in node.items() for k, v in flat(value, f"{path}.{name}".lstrip(".")).items()
+    }
+
+
+def run_all(runs: list[Run], options: argparse.Namespace) -> int:
+    """Run what is not finished, in order, while there is time; return 130 if the user stopped it, else 0."""
+    waiting = [run for run in runs if not run.has("summary.json")]
+    total, running = len(waiting), list[Child]()
+    end = time.monotonic() + 60 * options.minutes
+    try:
+        while (waiting or running) and time.monotonic() < end:
+            if waiting and len(running) < options.jobs:
+                run = waiting.pop(0)
+                print(f"{total - len(waiting)}/{total} {run.name}: {run.folder}", flush=True)
+                running.append(start(run, options.jobs))
+                continue
+            time.sleep(POLL_SECONDS)
+            for child in [child for child in running if child.process.poll() is not None]:
+                running.remove(child)
+                conclude(child)
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    finally:
+        for child in running:
+            stop(child)
+
+
+def start(run: Run, jobs: int) -> Child:
+    """Start a run, or go on with it; what it computes on is added to its starts.jsonl."""
+    if run.has("last.ckpt"):
+        words = [f"resume={run.folder}", *(word for word in run.words if key(word) in RESUME_KEYS)]
+    else:
+        quoted = str(run.folder).replace("'", "\\'")
+        words = [*run.words, f"hydra.run.dir='{quoted}'"]
+        for name in ("metrics.jsonl", "best.ckpt"):  # of a first epoch that did not come to its end
+            (run.folder / name).unlink(missing_ok=True)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / "error.txt").unlink(missing_ok=True)
+    environment, facts = dict(os.environ), origin(run.config.device)
+    if jobs > 1 and "OMP_NUM_THREADS" not in environment:
+        facts["threads"] = max(1, facts["threads"] // jobs)
+        environment["OMP_NUM_THREADS"] = str(facts["threads"])
+    with (run.folder / "starts.jsonl").open("a") as file:
+        file.write(json.dumps({"date": now(), **facts}) + "\n")
+    stderr = tempfile.TemporaryFile()
+    command = [sys.executable, str(TRAIN), *words]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
+    return Child(run, process, stderr)
+
+
+def origin(device: str) -> dict[str, Any]:
+    """Return the machine, the versions, and the state of the code where git tells it."""
+    facts, git = machine(pick_device(device), "torch", "numba", "triton"), ["git", "-C", str(ROOT)]
+    try:
+        commit = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout
+        changes = subprocess.run([*git, "status", "--porcelain", "--", *CODE], capture_output=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return facts
+    return {**facts, "commit": commit.strip(), "changed": bool(changes)}
+
+
+def conclude(child: Child) -> None:
+    """Say how a run has ended; the error.txt of one that failed ends with the reason."""
+    with child.stderr:
+        child.stderr.seek(0)
+        said = child.stderr.read().decode(errors="replace").splitlines()
+    if code := child.process.returncode:
+        reasons = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+        with (child.run.folder / "error.txt").open("a") as file:
+            file.write((reasons or [f"train.py ended with code {code}"])[-1] + "\n")
+    tell(child.run)
+
+
+def stop(child: Child) -> None:
+    """End a run in progress; it can go on from its last whole epoch."""
+    child.process.terminate()
+    child.process.wait()
+    child.stderr.close()
+    (child.run.folder / "error.txt").unlink(missing_ok=True)  # it may have seen Ctrl-C too: no failure
+    tell(child.run)
+
+
+def tell(run: Run) -> None:
+    """Print how a run stands."""
+    state = run.state()
+    result = f", test accuracy {state['test/accuracy']:.4f}" if "test/accuracy" in state else ""
+    print(f"    {run.name}: {state['state']}{result}", flush=True)
+
+
+def now() -> str:
+    """Return date and time."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run stays behind
+    sys.exit(main())
