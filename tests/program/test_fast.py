@@ -11,7 +11,7 @@ from snn.networks import DecoupledHead, SpikingHead, SRMNetwork
 from snn.neuron import GradParams, SRMParams
 from tests.program.conftest import rows, summary
 
-RESNET = ("network=resnet", "network.stem=4C3", "network.channels=[4,6]", "network.blocks=1")
+RESNET = ("network=resnet", "network.stem=4C3", "network.channels=[4]", "network.blocks=1")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADS = {
     "decoupled": lambda shape: DecoupledHead(shape, 3, decouple_scale=0.1, sign=True, sign_clip=1.0),
@@ -96,14 +96,14 @@ def test_a_whole_network_compiles_without_a_break(head, encoding):
 @pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.parametrize("network", ["chain", "resnet"])
 def test_a_compiled_run_trains_and_counts_its_spikes(program, network):
-    """Several layers of a class, and a last batch that is smaller."""
-    words = {"chain": ("network.layers=8C3-P2-4C3-16",), "resnet": RESNET}[network]
+    """Several layers of a class, and a smaller last batch; no dropout, which draws other masks if compiled."""
+    words = {"chain": ("network.layers=8C3-P2-4C3-16",), "resnet": (*RESNET, "network.dropout=0")}[network]
     words = ("data=synthetic", "device=cpu", *words, "trainer.epochs=1", "trainer.batch_size=20")
     assert program.train(*words, "trainer.compile=true", "hydra.run.dir=compiled").code == 0
     assert program.train(*words, "hydra.run.dir=plain").code == 0
     (ours,), (theirs,) = (rows(program.folder / run) for run in ("compiled", "plain"))
     rates = [key for key in theirs if key.startswith("train/spike_rate/")]
-    assert len(rates) == (3 if network == "chain" else 7)
+    assert len(rates) == (3 if network == "chain" else 4)
     for key in rates:
         assert ours[key] == pytest.approx(theirs[key], rel=0.05), key
     assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=0.05)
