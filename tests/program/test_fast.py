@@ -96,7 +96,7 @@ def test_a_whole_network_compiles_without_a_break(head, encoding):
 @pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.parametrize("network", ["chain", "resnet"])
 def test_a_compiled_run_trains_and_counts_its_spikes(program, network):
-    """Several layers of a class, and a smaller last batch; no dropout, which draws other masks if compiled."""
+    """Several layers of a class, and a smaller last batch; dropout would draw other masks if compiled."""
     words = {"chain": ("network.layers=8C3-P2-4C3-16",), "resnet": (*RESNET, "network.dropout=0")}[network]
     words = ("data=synthetic", "device=cpu", *words, "trainer.epochs=1", "trainer.batch_size=20")
     assert program.train(*words, "trainer.compile=true", "hydra.run.dir=compiled").code == 0
