@@ -61,6 +61,8 @@ def set_precision(network: nn.Module, device: torch.device, precision: str) -> N
 def compile_layers(network: nn.Module) -> None:
     """Have each layer of `network` compiled by torch at its next call; hooks on the layers still run.
 
+    The head is compiled as one, of all else each innermost module, so that blocks of layers keep their hooks.
+
     Layers of a class share its code, and each has a graph for every batch size: more than torch allows one
     code by default.
     """
@@ -68,8 +70,9 @@ def compile_layers(network: nn.Module) -> None:
 
     config.cache_size_limit = config.accumulated_cache_size_limit = MOST_GRAPHS
     log.info("trainer.compile: the first step compiles the layers, which takes up to a minute")
-    for child in network.children():
-        for layer in child if isinstance(child, nn.Sequential) else [child]:
+    for name, child in network.named_children():
+        inner = [module for module in child.modules() if next(module.children(), None) is None]
+        for layer in [child] if name == "head" else inner:
             compiled = torch.compile(type(layer).forward, fullgraph=True, dynamic=False)
             layer.forward = types.MethodType(compiled, layer)
 

@@ -4,11 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from snn.config import CONFIGS, TrainConfig, build, build_network, check, update
+from snn.layers import SpikeDropout, SRMConv2d
 from snn.neuron import GradParams, SRMParams
 
 
@@ -41,6 +43,32 @@ def test_every_experiment_composes_and_builds_under_its_own_name(name):
     build_network(config)
     text = (CONFIGS / "experiment" / f"{name}.yaml").read_text()
     assert f"python train.py experiment={name}" in text, "the header holds the command"
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "convolutions", "reached"),
+    [
+        ("vgg", ("data=cifar10",), 8, [(512, 4, 4), (2048,)]),
+        ("event8", ("data=synthetic", "data.channels=2", "data.size=48"), 8, [(512, 3, 3), (1024,)]),
+        ("event6", ("data=synthetic", "data.channels=2", "data.size=48"), 6, [(128, 3, 3), (256,)]),
+        ("resnet", ("data=cifar10",), 1 + 3 * 4 + 3, [(512, 4, 4), (512, 2, 2)]),
+    ],
+)
+def test_networks_of_the_papers(name, facts, convolutions, reached):
+    """Built without memory: convolutions, the last map before its pool or layer, and the last shape."""
+    with torch.device("meta"):
+        network, _ = build_network(composed(f"network={name}", *facts))
+    assert sum(isinstance(module, SRMConv2d) for module in network.modules()) == convolutions
+    shapes = list(network.shapes.values())
+    assert set(reached) <= set(shapes) and shapes[-1] == reached[-1]
+    assert {module.p for module in network.modules() if isinstance(module, SpikeDropout)} == {0.1}
+
+
+@pytest.mark.parametrize("name", ["vgg", "event8", "event6"])
+def test_dropout_stands_after_each_pool_and_each_linear_layer(name):
+    tokens = composed(f"network={name}").network["layers"].split("-")
+    for token, following in zip(tokens, [*tokens[1:], "end"], strict=True):
+        assert (following == "D0.1") == (token.startswith("P") or token.isdigit())
 
 
 def test_a_run_is_named_by_its_data():

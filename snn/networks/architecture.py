@@ -74,11 +74,12 @@ class Dropout:
 Spec = Conv | Pool | Linear | Dropout
 
 
-def parse(layers: str) -> list[tuple[str, Spec]]:
+def parse(layers: str, key: str = "network.layers") -> list[tuple[str, Spec]]:
     """Read an architecture string.
 
     Args:
         layers: Tokens joined by `-`, as above.
+        key: The config key that `layers` stands under, for the message.
 
     Returns:
         Token (without its repeat count) and specification of each layer, in order.
@@ -92,7 +93,7 @@ def parse(layers: str) -> list[tuple[str, Spec]]:
         spec = _parse_token(body)
         if spec is None or (_ and not re.fullmatch(r"[1-9][0-9]{0,2}", times)):
             raise ValueError(
-                f"network.layers: token {place} of {layers!r} must read like 16C3, 64C5p0s2, P2, 300 or D0.1 "
+                f"{key}: token {place} of {layers!r} must read like 16C3, 64C5p0s2, P2, 300 or D0.1 "
                 f"(x3 repeats), got {token!r}"
             )
         parsed += [(body, spec)] * int(times or 1)

@@ -11,7 +11,7 @@ import snn.networks.heads
 from snn.calibrate import Calibration
 from snn.layers import SRMLayer
 from snn.losses import TET, TTFS, CEPlus, Count, CountPlus, CrossEntropy, Kernel, Timing
-from snn.networks import DecoupledHead, SpikingHead, SRMNetwork
+from snn.networks import DecoupledHead, SpikingHead, SRMNetwork, SRMResNet
 from snn.neuron import ATan, GradParams, SRMParams
 
 NEURON, TIME, SURROGATE = SRMParams(), GradParams(), ATan(1.0)
@@ -36,17 +36,26 @@ def make_head(loss, grad):
     )
 
 
-def train(name, seed, grad=TIME, steps=60):
+def chain(grad, head):
+    return SRMNetwork(BODY, 1, SIZE, False, neuron=NEURON, grad=grad, head=head)
+
+
+def resnet(grad, head):
+    """Three joins: two of layers, and one of a layer and a join."""
+    return SRMResNet("4C3", [6], 2, 0.0, 1, 1, SIZE, False, neuron=NEURON, grad=grad, head=head)
+
+
+def train(name, seed, grad=TIME, steps=60, make=chain):
     """Loss on one fixed batch, before and after; ce_plus, deaf to a silent class, with target spikes."""
     torch.manual_seed(seed)
-    net = SRMNetwork(BODY, 1, SIZE, False, neuron=NEURON, grad=grad, head=make_head(name, grad))
+    net = make(grad, make_head(name, grad))
     labels = torch.arange(N) % K
     images = torch.rand(K, 1, SIZE, SIZE)[labels] + 0.2 * torch.randn(N, 1, SIZE, SIZE)
     x = images.expand(T, -1, -1, -1, -1)
     Calibration(spikes=1.0 if name == "ce_plus" else 0.6, batch_size=64)(net, x)
     net.requires_grad_(False)
     trained = [module.weight.requires_grad_() for module in net.modules() if isinstance(module, SRMLayer)]
-    assert len(trained) == (2 if name == "cross_entropy" else 3)
+    assert len(trained) == (2 if make is chain else 6) + (name != "cross_entropy")
     rate, make_loss = LOSSES[name]
     loss_fn, optimizer = make_loss(grad), torch.optim.SGD(trained, lr=rate)
     losses = []
@@ -90,3 +99,10 @@ def test_with_the_sign_of_times_turned_it_raises_the_loss(loss, monkeypatch):
     monkeypatch.setattr(snn.losses, "_times", lambda spikes: 2 * times(spikes).detach() - times(spikes))
     results = [train(loss, seed) for seed in range(6)]
     assert sum(after > before for before, after in results) >= 5, results
+
+
+@pytest.mark.parametrize("grad", [TIME, SURROGATE], ids=["time", "surrogate"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "count"])
+def test_sgd_lowers_the_loss_of_a_residual_network(loss, grad):
+    results = [train(loss, seed, grad, steps=20, make=resnet) for seed in range(4)]
+    assert all(after < before for before, after in results), results

@@ -77,6 +77,11 @@ BAD = [
     # networks
     ("network.layers=16C3-Q2", "token 2 of '16C3-Q2'"),
     ("network.layers=16C3-P2-P9", "'P9' (layer 2) got 16x4x4: nothing of the map is left"),
+    ("network=resnet network.channels=128", "network.channels must be list[int], got 128"),
+    ("network=resnet network.channels=[4,0]", "network.channels must be one or more integers of at least 1"),
+    ("network=resnet network.stem=P2", "network.stem must be one SRM convolution, like 128C5, got 'P2'"),
+    ("network=resnet", "network.pool: 'P2' (layer 7) got 512x1x1: nothing of the map is left"),
+    ("network=resnet network.layers=16C3", "unknown key network.layers"),
     ("head=spiking", "the head gives spikes, but the loss CrossEntropy reads logits: try loss=count"),
     ("loss=count", "the head gives logits, but the loss Count reads spikes: try loss=cross_entropy"),
     # targets

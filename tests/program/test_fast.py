@@ -11,6 +11,7 @@ from snn.networks import DecoupledHead, SpikingHead, SRMNetwork
 from snn.neuron import GradParams, SRMParams
 from tests.program.conftest import rows, summary
 
+RESNET = ("network=resnet", "network.stem=4C3", "network.channels=[4]", "network.blocks=1")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADS = {
     "decoupled": lambda shape: DecoupledHead(shape, 3, decouple_scale=0.1, sign=True, sign_clip=1.0),
@@ -93,13 +94,18 @@ def test_a_whole_network_compiles_without_a_break(head, encoding):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
-def test_a_compiled_run_trains_and_counts_its_spikes(program):
-    """Several layers of a class, and a last batch that is smaller."""
-    words = ("network.layers=8C3-P2-4C3-16", "trainer.epochs=1", "trainer.batch_size=20")
-    compiled = program.small(*words, "trainer.compile=true", run="compiled")
-    plain = program.small(*words, run="plain")
-    (ours,), (theirs,) = rows(compiled), rows(plain)
-    assert ours["train/spike_rate/0_8C3"] == pytest.approx(theirs["train/spike_rate/0_8C3"], rel=0.05)
+@pytest.mark.parametrize("network", ["chain", "resnet"])
+def test_a_compiled_run_trains_and_counts_its_spikes(program, network):
+    """Several layers of a class, and a smaller last batch; dropout would draw other masks if compiled."""
+    words = {"chain": ("network.layers=8C3-P2-4C3-16",), "resnet": (*RESNET, "network.dropout=0")}[network]
+    words = ("data=synthetic", "device=cpu", *words, "trainer.epochs=1", "trainer.batch_size=20")
+    assert program.train(*words, "trainer.compile=true", "hydra.run.dir=compiled").code == 0
+    assert program.train(*words, "hydra.run.dir=plain").code == 0
+    (ours,), (theirs,) = (rows(program.folder / run) for run in ("compiled", "plain"))
+    rates = [key for key in theirs if key.startswith("train/spike_rate/")]
+    assert len(rates) == (3 if network == "chain" else 4)
+    for key in rates:
+        assert ours[key] == pytest.approx(theirs[key], rel=0.05), key
     assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=0.05)
     assert program.evaluate("checkpoint=compiled").code == 0
 
