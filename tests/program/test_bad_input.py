@@ -147,6 +147,12 @@ def test_wrong_facts_are_named(program):
     assert not list(program.folder.iterdir())
 
 
+def test_an_encoding_that_does_not_fit_the_data_is_named(program):
+    error = program.train("data=synthetic", "encoding=frames").error
+    assert "encoding=frames takes frames of events" in error
+    assert not list(program.folder.iterdir())
+
+
 def test_hazard_27_passes_with_future_warnings_as_errors_and_no_gpu(tmp_path):
     words = ["data=synthetic", "trainer.epochs=1", "network.layers=16"]
     command = [sys.executable, "-W", "error::FutureWarning", str(ROOT / "train.py"), *words]
