@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
 
-from snn.data.augment import augment_images, parse
+from snn.data.augment import Pipeline, augment_images, parse
 from snn.data.sources import Images
 from snn.keyed_random import ORDER, stream_key
 
@@ -41,7 +41,7 @@ class Loader:
         num_workers: int,
         seed: int,
         shuffle: bool = False,
-        augmentations: tuple[str, ...] = (),
+        augmentations: Pipeline = (),
     ) -> None:
         """Take those samples of `data` whose indices are in `members`, int64 `[num_samples]`, rising."""
         self.data = data
@@ -129,7 +129,7 @@ def load(
         val_fraction: Share of the training images set aside for validation, in (0, 1); at least one image.
         split_seed: Seed of the choice of these; the seed of the run has no say in it.
         num_workers: Processes that make batches, 0 for none.
-        augment: Augmentations of training images, `none` or names joined by `+`, see `snn.data.augment`.
+        augment: Augmentations of training images, see `snn.data.augment`.
         limit: Use the first so many training images only (validation is drawn from them), None for all.
         channels: Channels of an image, checked against the images, as are the next two.
         size: Height and width of an image in pixels; frames of events are resized to it.
@@ -165,7 +165,7 @@ def load(
     )
     train_members, val_members = _split(len(train.labels), val_fraction, split_seed)
 
-    def loader(data: Images, members: Tensor, shuffle: bool, augmentations: tuple[str, ...]) -> Loader:
+    def loader(data: Images, members: Tensor, shuffle: bool, augmentations: Pipeline) -> Loader:
         return Loader(
             data,
             members,
@@ -226,7 +226,9 @@ def check_settings(
             raise ValueError(f"{key} must be finite, got {values}")
     if std is not None and min(std) <= 0:
         raise ValueError(f"data.std must be > 0, got {std}")
-    parse(augment)
+    steps = [step.name for token in parse(augment) for step in token]
+    if "autoaugment" in steps and channels != 3:
+        raise ValueError(f"data.augment: autoaugment needs data.channels=3, got {channels}")
 
 
 class _EpochBatches(Dataset[Batch]):

@@ -58,14 +58,15 @@ def start_method(request):
     multiprocessing.set_start_method(before, force=True)
 
 
-def probe(images, draws):
+def probe(images, draws, number):
     """Show the first drawn number as the image."""
     return draws[:, :1, None, None].expand_as(images)
 
 
 def test_random_augmentation_differs_by_sample_and_epoch_with_workers(monkeypatch, start_method):
     # hazard 24: 8 equal samples, 2 workers, 2 epochs
-    monkeypatch.setitem(augment_module.AUGMENTATIONS, "probe", probe)
+    known = augment_module.Augmentation(probe, "probe")
+    monkeypatch.setitem(augment_module.AUGMENTATIONS, "probe", known)
     data = Images(torch.full((8, 1, 8, 8), 9, dtype=torch.uint8), torch.zeros(8, dtype=torch.long))
 
     def drawn(num_workers):
@@ -77,7 +78,7 @@ def test_random_augmentation_differs_by_sample_and_epoch_with_workers(monkeypatc
             num_workers=num_workers,
             seed=0,
             shuffle=True,
-            augmentations=("probe",),
+            augmentations=augment_module.parse("probe"),
         )
         return torch.cat([by_sample(loader, epoch)[0].flatten(1)[:, 0] for epoch in (0, 1)])
 
@@ -89,12 +90,12 @@ def test_random_augmentation_differs_by_sample_and_epoch_with_workers(monkeypatc
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"], indirect=True)
 def test_worker_processes_change_nothing(start_method):
-    alone, helped = (load_with(augment="crop+flip", num_workers=workers).train for workers in (0, 2))
+    alone, helped = (load_with(augment="crop4+flip", num_workers=workers).train for workers in (0, 2))
     assert all_equal(epoch_of(alone, 1), epoch_of(helped, 1))
 
 
 def test_four_workers_change_nothing(start_method):
-    alone, helped = (load_with(augment="crop+flip", num_workers=workers) for workers in (0, 4))
+    alone, helped = (load_with(augment="crop4+flip", num_workers=workers) for workers in (0, 4))
     for part in ("train", "val", "test"):
         first, second = getattr(alone, part), getattr(helped, part)
         assert [len(batch[2]) for batch in second.batches(0)] == [len(batch[2]) for batch in first.batches(0)]
@@ -103,8 +104,8 @@ def test_four_workers_change_nothing(start_method):
 
 @pytest.mark.parametrize("batch_size", [1, 7, 58, 1000])
 def test_batch_size_changes_nothing_per_sample(batch_size):
-    other = load_with(augment="crop+flip", batch_size=batch_size)
-    assert all_equal(epoch_of(other.train, 3), epoch_of(load_with(augment="crop+flip").train, 3))
+    other = load_with(augment="crop4+flip", batch_size=batch_size)
+    assert all_equal(epoch_of(other.train, 3), epoch_of(load_with(augment="crop4+flip").train, 3))
 
 
 def test_batches_have_the_promised_shapes_and_values():
@@ -122,7 +123,7 @@ def test_batches_have_the_promised_shapes_and_values():
 
 
 def test_only_training_is_shuffled_and_augmented():
-    loaders = load_with(augment="crop+flip")
+    loaders = load_with(augment="crop4+flip")
     sources = dict(zip(("val", "test"), SYNTHETIC("", False), strict=True))
     for part, data in sources.items():
         images, _, index = epoch_of(getattr(loaders, part), 1)
@@ -148,7 +149,7 @@ def test_order_never_changes():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_leaves_the_global_generator_alone(num_workers, start_method):
     before = torch.get_rng_state()
-    loaders = load_with(augment="crop+flip", num_workers=num_workers)
+    loaders = load_with(augment="crop4+flip", num_workers=num_workers)
     for loader in (loaders.train, loaders.val, loaders.test):
         epoch_of(loader, 0)
         loader.first(3)
@@ -170,7 +171,7 @@ def test_loaders_can_be_pickled():
 
 
 def test_first_takes_index_order_without_augmentation():
-    loader = load_with(augment="crop+flip").train
+    loader = load_with(augment="crop4+flip").train
     images, index = loader.first(20)
     assert torch.equal(index, loader.members[:20])
     assert torch.equal(images, SYNTHETIC("", False)[0].images[index] / 255)
@@ -221,7 +222,9 @@ def test_something_must_be_left_to_train_on(changes):
         ({"val_fraction": float("nan")}, r"data.val_fraction must lie in \(0, 1\), got nan"),
         ({"split_seed": -1}, "data.split_seed must be >= 0, got -1"),
         ({"num_workers": -1}, "data.num_workers must be >= 0, got -1"),
-        ({"augment": "spin"}, "data.augment must be none, or names of flip, crop joined by .*, got 'spin'"),
+        ({"augment": "spin"}, "data.augment must be none, or some of flip, crop4, .* got 'spin' in 'spin'"),
+        ({"augment": "crop"}, "data.augment: crop needs a number, as in crop4, got 'crop'"),
+        ({"augment": "flip|autoaugment"}, "data.augment: autoaugment needs data.channels=3, got 1"),
         ({"limit": 0}, "data.limit must be null or >= 1, got 0"),
         ({"channels": 0}, "data.channels must be >= 1, got 0"),
         ({"size": 0}, "data.size must be >= 1, got 0"),
@@ -358,9 +361,21 @@ def test_frames_of_another_size_are_resized_to_means():
     assert load_frames(lambda root, download: (data, data), size=3).test.first(1)[0][0, 0, 0, 0, 0] == 2.5
 
 
-def test_frames_resized_do_not_depend_on_the_batch():
-    runs = [by_sample(load_frames(size=4, batch_size=n).train, 1) for n in (1, 4, 100)]
-    assert all_equal(runs[0], runs[1]) and all_equal(runs[0], runs[2])
+def test_frames_resized_do_not_depend_on_batch_and_workers(start_method):
+    choices = {"size": 4, "augment": "resizedcrop0.6+roll2|rotate30"}
+    runs = [by_sample(load_frames(batch_size=n, **choices).train, 1) for n in (1, 4, 100)]
+    runs.append(by_sample(load_frames(num_workers=2, **choices).train, 1))
+    assert all(all_equal(runs[0], run) for run in runs[1:])
+
+
+def test_frames_are_augmented_before_they_are_resized():
+    """A pixel cut out of 4x4 leaves 3/4 of one of 2x2."""
+    data = Images(torch.full((6, 3, 2, 4, 4), 4).byte(), torch.arange(6) % 3, unit=1)
+    images, _, _ = epoch_of(
+        load_frames(lambda root, download: (data, data), size=2, augment="cutout1").train, 1
+    )
+    for sample in images:
+        assert sample.flatten(2).sort(2).values.tolist() == [[[3, 4, 4, 4]] * 2] * 3
 
 
 def test_a_memory_map_is_read_where_needed_alone(tmp_path):

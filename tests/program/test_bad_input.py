@@ -71,7 +71,9 @@ BAD = [
     ("data.val_fraction=2", "data.val_fraction must lie in (0, 1), got 2"),
     ("data.limit=0", "data.limit must be null or >= 1, got 0"),
     ("data.num_workers=-1", "data.num_workers must be >= 0, got -1"),
-    ("data.augment=flop", "data.augment must be none, or names of flip, crop joined by +, got 'flop'"),
+    ("data.augment=flop", "data.augment must be none, or some of flip, crop4, "),
+    ("data.augment=flip+crop", "data.augment: crop needs a number, as in crop4, got 'crop'"),
+    ("data.augment=crop4|rotate200", "data.augment: rotate takes a number in (0, 180], got 'rotate200'"),
     ("data.std=[0]", "data.std must pair up, std > 0"),
     ("name=a/b", "name must be made of letters, digits"),
     # networks
