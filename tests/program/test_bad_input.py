@@ -155,6 +155,11 @@ def test_an_encoding_that_does_not_fit_the_data_is_named(program):
     assert not list(program.folder.iterdir())
 
 
+def test_events_need_an_encoding_of_events(program):
+    assert "which are null: try encoding=frames" in program.train("data=moving_digits").error
+    assert not list(program.folder.iterdir())
+
+
 def test_hazard_27_passes_with_future_warnings_as_errors_and_no_gpu(tmp_path):
     words = ["data=synthetic", "trainer.epochs=1", "network.layers=16"]
     command = [sys.executable, "-W", "error::FutureWarning", str(ROOT / "train.py"), *words]
