@@ -89,6 +89,7 @@ def train(
     calibrate = build(config.calibrate)
     optimizer = build(config.optimizer, params=parameter_groups(network, options.norm_weight_decay))
     data = build(config.data, batch_size=options.batch_size, seed=config.seed)
+    encode(*data.train.first(1), 0)  # an encoding that does not fit the data: no folder is made
     total_steps = options.epochs * steps_per_epoch(data.train, options.accumulate)
     scheduler = build(config.scheduler, optimizer=optimizer, total_steps=total_steps)
     trainer = Trainer(
@@ -114,6 +115,8 @@ def train(
     with folder.recording(asdict(config), overrides, trainer.epoch, trainer.step):
         log.info("%s on %s, seed %d\n%s", folder.path, device, config.seed, network)
         if checkpoint is None:
+            if data.split is not None:
+                folder.write_split(data.split)
             images, index = (part.to(device) for part in data.train.first(calibrate.batch_size))
             calibrate(network, encode(images, index, 0))
         if options.compile:

@@ -11,6 +11,7 @@ from torch import Tensor
 AUGMENT = 1  # streams: one per purpose, so that two purposes never share a number
 ENCODING = 2
 ORDER = 3
+MOTION = 4
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: a counter times it visits every word once

@@ -5,6 +5,7 @@ overrides.yaml   the words of the command    summary.json    the end of the run
 train.log        what the console showed     tb/             the rows, for TensorBoard
 last.ckpt        the newest epoch            best.ckpt       the best one on validation
 error.txt        the traceback, if it failed
+split.json       names of the recordings of each split, for a set without an official one
 """
 
 import json
@@ -90,6 +91,10 @@ class RunFolder:
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
         self._writer.flush()
+
+    def write_split(self, split: dict[str, list[str]]) -> None:
+        """Write split.json: names of the recordings of train, val and test."""
+        _write(self.path / "split.json", json.dumps(split, indent=2) + "\n")
 
     def write_summary(self, summary: dict[str, float]) -> None:
         """Write summary.json."""

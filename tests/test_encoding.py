@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from snn.encoding import TTFS, Direct, Poisson
+from snn.encoding import TTFS, Direct, Frames, Poisson
 
 
 def images_of(n=3, channels=2, height=4, width=3):
@@ -117,6 +117,80 @@ def test_ttfs_of_one_step():
     assert x.flatten().tolist() == [0, 1, 1]
 
 
+# frames
+
+
+def frames_of(n=3, steps=6):
+    return torch.randint(0, 5, (n, steps, 2, 4, 3), generator=torch.Generator().manual_seed(0)).float()
+
+
+def test_frames_put_time_first():
+    frames = frames_of()
+    x = Frames(steps=6, cap=None, drawn=None, seed=0)(frames, INDEX, 3)
+    assert x.shape == (6, 3, 2, 4, 3)
+    for t in range(6):
+        assert torch.equal(x[t], frames[:, t])
+
+
+@pytest.mark.parametrize(("cap", "shown"), [(None, [0, 1, 2, 4]), (1, [0, 1, 1, 1]), (2.5, [0, 1, 2, 2.5])])
+def test_frames_cut_counts(cap, shown):
+    frames = torch.tensor([0.0, 1, 2, 4]).view(1, 1, 1, 2, 2)
+    kept = frames.clone()
+    x = Frames(1, cap, None, 0)(frames, torch.tensor([0]), 0)
+    assert x.flatten().tolist() == shown
+    assert torch.equal(frames, kept)
+
+
+def drawn_steps(n=200, steps=20, drawn=14, seed=0, epoch=1, index=None):
+    """The steps that each sample shows, `[n, drawn]`: frames that hold their own number."""
+    frames = torch.arange(steps).float().view(1, steps, 1, 1, 1).expand(n, steps, 1, 1, 1)
+    index = torch.arange(n) if index is None else index
+    return Frames(steps, None, drawn, seed)(frames, index, epoch).flatten(1).T
+
+
+def test_frames_draw_steps_in_training_in_their_order():
+    shown = drawn_steps()
+    assert shown.shape == (200, 14)
+    assert (shown[:, 1:] > shown[:, :-1]).all()
+    assert len(shown.unique(dim=0)) > 150
+    often = torch.stack([(shown == t).sum() for t in range(20)])  # 200 * 0.7 = 140 each, deviation 6.5
+    assert often.sum() == 2800 and (often - 140).abs().max() < 4 * 6.5
+    assert torch.equal(drawn_steps(drawn=20), torch.arange(20.0).expand(200, 20))
+
+
+def test_frames_show_all_steps_in_evaluation_and_calibration():
+    assert torch.equal(drawn_steps(epoch=0), torch.arange(20.0).expand(200, 20))
+
+
+def test_drawn_steps_depend_on_seed_epoch_and_sample_alone():
+    shown = drawn_steps()
+    state = torch.get_rng_state()
+    assert torch.equal(drawn_steps(1, index=torch.tensor([7])), shown[7:8])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(drawn_steps(epoch=2), shown)
+    assert not torch.equal(drawn_steps(seed=1), shown)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cap": 0.0}, "encoding.cap must be null or finite and > 0, got 0.0"),
+        ({"cap": math.nan}, "encoding.cap must be null or finite and > 0, got nan"),
+        ({"drawn": 0}, r"encoding.drawn must be null or in \[1, 6\], got 0"),
+        ({"drawn": 7}, r"encoding.drawn must be null or in \[1, 6\], got 7"),
+    ],
+    ids=str,
+)
+def test_frames_rules(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Frames(**{"steps": 6, "cap": None, "drawn": None, "seed": 0, **changes})
+
+
+def test_frames_need_as_many_frames_as_steps():
+    with pytest.raises(ValueError, match="encoding.steps is 5, but the data have 6 frames"):
+        Frames(5, None, None, 0)(frames_of(), INDEX, 0)
+
+
 # all of them
 
 ENCODINGS = {
@@ -127,9 +201,22 @@ ENCODINGS = {
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
+def test_images_and_frames_are_told_apart(name):
+    with pytest.raises(ValueError, match=f"encoding={name} takes images .*: try encoding=frames$"):
+        ENCODINGS[name](6)(frames_of(), INDEX, 0)
+    with pytest.raises(ValueError, match="encoding=frames takes .*: try encoding=direct, poisson or ttfs$"):
+        Frames(6, None, None, 0)(images_of(), INDEX, 0)
+
+
+def test_direct_needs_mean_and_std():
+    with pytest.raises(ValueError, match="data.mean and data.std, which are null: try encoding=frames"):
+        Direct(4, None, None)
+
+
+@pytest.mark.parametrize("name", [*ENCODINGS, "frames"])
 def test_needs_a_step(name):
     with pytest.raises(ValueError, match="encoding.steps must be at least 1, got 0"):
-        ENCODINGS[name](0)
+        {**ENCODINGS, "frames": lambda steps: Frames(steps, None, None, 0)}[name](0)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

@@ -1,4 +1,4 @@
-"""Batches from images held in memory.
+"""Batches from images, or frames of events, held in memory or mapped into it.
 
 The order of the samples, and what augmentation does to each, depend on the seed and the epoch alone: never on
 the number of workers, the batch size, the machine, or what was drawn from the global random generator.
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
 
-from snn.data.augment import augment_images, parse
+from snn.data.augment import Pipeline, augment_images, parse
 from snn.data.sources import Images
 from snn.keyed_random import ORDER, stream_key
 
@@ -35,15 +36,17 @@ class Loader:
         data: Images,
         members: Tensor,
         *,
+        size: int,
         batch_size: int,
         num_workers: int,
         seed: int,
         shuffle: bool = False,
-        augmentations: tuple[str, ...] = (),
+        augmentations: Pipeline = (),
     ) -> None:
         """Take those samples of `data` whose indices are in `members`, int64 `[num_samples]`, rising."""
         self.data = data
         self.members = members
+        self.size = size
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed
@@ -59,14 +62,16 @@ class Loader:
             epoch: Which epoch; it decides on the order and on the augmentations, where the split has any.
 
         Yields:
-            `images` float32 `[N, C, H, W]` in [0, 1], `labels` int64 `[N]`, and `index` int64 `[N]`, each
-            sample's place in the array of its source.
+            `images`, `labels` int64 `[N]`, and `index` int64 `[N]`, each sample's place in the array of its
+            source. `images` are float32 `[N, C, H, W]` in [0, 1], or frames `[N, T, C, H, W]` that count
+            events; frames of another size are resized, after augmentation: a new pixel is the mean of those
+            that it covers, so a count becomes a mean count.
         """
         order = self.members
         if self.shuffle:
             generator = torch.Generator().manual_seed(stream_key(self.seed, epoch, ORDER))
             order = order[torch.randperm(len(order), generator=generator)]
-        dataset = _EpochBatches(self.data, order, self.batch_size, self.augmentations, self.seed, epoch)
+        dataset = _EpochBatches(self, order, epoch)
         own = torch.Generator()  # without one, a DataLoader draws from the global generator
         yield from DataLoader(dataset, batch_size=None, num_workers=self.num_workers, generator=own)
 
@@ -74,10 +79,10 @@ class Loader:
         """Return the first `n` samples (all, if there are fewer) in index order, without augmentation.
 
         Returns:
-            `images` float32 `[n, C, H, W]` in [0, 1] and `index` int64 `[n]`.
+            `images` as in `batches` and `index` int64 `[n]`.
         """
         index = self.members[:n].clone()
-        return _to_float(self.data.images[index]), index
+        return _resized(_to_float(self.data, index), self.size), index
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,14 @@ class Loaders:
     train: Loader
     val: Loader
     test: Loader
+
+    @property
+    def split(self) -> dict[str, list[str]] | None:
+        """Names of the recordings of each split, or None for a set whose recordings have none."""
+        loaders = {"train": self.train, "val": self.val, "test": self.test}
+        if not all(loader.data.names for loader in loaders.values()):
+            return None
+        return {part: [it.data.names[i] for i in it.members.tolist()] for part, it in loaders.items()}
 
 
 def load(
@@ -101,8 +114,8 @@ def load(
     channels: int,
     size: int,
     num_classes: int,
-    mean: list[float],
-    std: list[float],
+    mean: list[float] | None,
+    std: list[float] | None,
     *,
     batch_size: int,
     seed: int,
@@ -116,12 +129,13 @@ def load(
         val_fraction: Share of the training images set aside for validation, in (0, 1); at least one image.
         split_seed: Seed of the choice of these; the seed of the run has no say in it.
         num_workers: Processes that make batches, 0 for none.
-        augment: Augmentations of training images, `none` or names joined by `+`, see `snn.data.augment`.
+        augment: Augmentations of training images, see `snn.data.augment`.
         limit: Use the first so many training images only (validation is drawn from them), None for all.
         channels: Channels of an image, checked against the images, as are the next two.
-        size: Height and width of an image in pixels.
+        size: Height and width of an image in pixels; frames of events are resized to it.
         num_classes: Classes; labels lie in [0, num_classes).
-        mean: Mean of the training images per channel, for those who normalise; images are in [0, 1].
+        mean: Mean of the training images per channel, for those who normalise; images are in [0, 1]. None,
+            with `std`, for frames of events.
         std: Their standard deviation per channel.
         batch_size: Samples in a batch.
         seed: Seed of the training split's order and augmentation.
@@ -146,13 +160,16 @@ def load(
     train, test = source(root=root, download=download)
     for part, data in (("training", train), ("test", test)):
         _check_images(data, part, channels, size, num_classes)
-    train = Images(train.images[:limit], train.labels[:limit])
+    train = train._replace(
+        images=train.images[:limit], labels=train.labels[:limit], names=train.names[:limit]
+    )
     train_members, val_members = _split(len(train.labels), val_fraction, split_seed)
 
-    def loader(data: Images, members: Tensor, shuffle: bool, augmentations: tuple[str, ...]) -> Loader:
+    def loader(data: Images, members: Tensor, shuffle: bool, augmentations: Pipeline) -> Loader:
         return Loader(
             data,
             members,
+            size=size,
             batch_size=batch_size,
             num_workers=num_workers,
             seed=seed,
@@ -177,8 +194,8 @@ def check_settings(
     channels: int,
     size: int,
     num_classes: int,
-    mean: list[float],
-    std: list[float],
+    mean: list[float] | None,
+    std: list[float] | None,
     batch_size: int,
 ) -> None:
     """Check what can be checked without data; arguments as for `load`.
@@ -200,49 +217,51 @@ def check_settings(
     ):
         if value < least:
             raise ValueError(f"{key} must be >= {least}, got {value}")
-    for key, values in (("data.mean", mean), ("data.std", std)):
-        if len(values) != channels:
+    if (mean is None) != (std is None):
+        raise ValueError(f"data.mean and data.std must be given both or neither, got {mean} and {std}")
+    for key, values in (("data.mean", mean or []), ("data.std", std or [])):
+        if mean is not None and len(values) != channels:
             raise ValueError(f"{key} must hold data.channels={channels} numbers, one each, got {values}")
         if not all(math.isfinite(value) for value in values):
             raise ValueError(f"{key} must be finite, got {values}")
-    if min(std) <= 0:
+    if std is not None and min(std) <= 0:
         raise ValueError(f"data.std must be > 0, got {std}")
-    parse(augment)
+    steps = [step.name for token in parse(augment) for step in token]
+    if "autoaugment" in steps and channels != 3:
+        raise ValueError(f"data.augment: autoaugment needs data.channels=3, got {channels}")
 
 
 class _EpochBatches(Dataset[Batch]):
     """Item `b` is batch `b` of one epoch, made by whichever worker is asked for it."""
 
-    def __init__(
-        self,
-        data: Images,
-        order: Tensor,
-        batch_size: int,
-        augmentations: tuple[str, ...],
-        seed: int,
-        epoch: int,
-    ) -> None:
-        self.data = data
+    def __init__(self, loader: Loader, order: Tensor, epoch: int) -> None:
+        self.loader = loader
         self.order = order
-        self.batch_size = batch_size
-        self.augmentations = augmentations
-        self.seed = seed
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return math.ceil(len(self.order) / self.batch_size)
+        return self.loader.num_batches
 
     def __getitem__(self, b: int) -> Batch:
         # A copy: with a view, the whole order would travel from the worker.
-        index = self.order[b * self.batch_size : (b + 1) * self.batch_size].clone()
-        images = _to_float(self.data.images[index])
-        if self.augmentations:
-            images = augment_images(images, index, self.augmentations, self.seed, self.epoch)
-        return images, self.data.labels[index], index
+        loader = self.loader
+        index = self.order[b * loader.batch_size : (b + 1) * loader.batch_size].clone()
+        images = _to_float(loader.data, index)
+        if loader.augmentations:
+            images = augment_images(images, index, loader.augmentations, loader.seed, self.epoch)
+        return _resized(images, loader.size), loader.data.labels[index], index
 
 
-def _to_float(images: Tensor) -> Tensor:
-    return images.to(torch.float32).div_(255)
+def _to_float(data: Images, index: Tensor) -> Tensor:
+    return data.images[index].to(torch.float32).div_(data.unit)
+
+
+def _resized(images: Tensor, size: int) -> Tensor:
+    """Resize frames of another size; images have theirs already."""
+    if images.shape[-2:] == (size, size):
+        return images
+    resized: Tensor = interpolate(images.flatten(1, 2), (size, size), mode="area")
+    return resized.view(*images.shape[:3], size, size)
 
 
 def _split(num_images: int, val_fraction: float, split_seed: int) -> tuple[Tensor, Tensor]:
@@ -255,17 +274,21 @@ def _split(num_images: int, val_fraction: float, split_seed: int) -> tuple[Tenso
 
 
 def _check_images(data: Images, part: str, channels: int, size: int, num_classes: int) -> None:
-    """Check images and labels against the facts that the config states."""
-    images, labels = data
-    shape = list(images.shape)
-    if images.dtype != torch.uint8 or len(shape) != 4:
-        raise ValueError(f"{part} images must be uint8 [M, C, H, W], got {images.dtype} of shape {shape}")
+    """Check labels, and of the images the shape alone, against the facts that the config states."""
+    images, labels, shape = data.images, data.labels, list(data.images.shape)
+    if images.dtype != torch.uint8 or len(shape) not in (4, 5):
+        rule = "must be uint8 [M, C, H, W], or [M, T, C, H, W] of events"
+        raise ValueError(f"{part} images {rule}, got {images.dtype} of shape {shape}")
     if shape[0] == 0 or list(labels.shape) != shape[:1]:
         raise ValueError(f"{part} images need one label each, got {list(labels.shape)} for {shape[0]} images")
-    if shape[1] != channels:
-        raise ValueError(f"data.channels is {channels}, but the {part} images have {shape[1]}")
-    if shape[2:] != [size, size]:
-        raise ValueError(f"data.size is {size}, but the {part} images have {shape[2]}x{shape[3]} pixels")
+    if len(data.names) not in (0, shape[0]):
+        raise ValueError(
+            f"{part} images need one name each or none, got {len(data.names)} for {shape[0]} images"
+        )
+    if shape[-3] != channels:
+        raise ValueError(f"data.channels is {channels}, but the {part} images have {shape[-3]}")
+    if len(shape) == 4 and shape[-2:] != [size, size]:
+        raise ValueError(f"data.size is {size}, but the {part} images have {shape[-2]}x{shape[-1]} pixels")
     lo, hi = int(labels.min()), int(labels.max())
     if lo < 0 or hi >= num_classes:
         raise ValueError(f"data.num_classes is {num_classes}, but the {part} labels run from {lo} to {hi}")

@@ -24,10 +24,19 @@ _SYNTHETIC_NOISE = 0.15
 
 
 class Images(NamedTuple):
-    """One split of a data set: `images` uint8 `[M, C, H, W]`, `labels` int64 `[M]`."""
+    """One split of a data set.
+
+    Attributes:
+        images: Images uint8 `[M, C, H, W]`, or frames of events uint8 `[M, T, C, H, W]`; may be a memory map.
+        labels: int64 `[M]`.
+        unit: The value of a pixel that stands for 1.0: 255 for images, 1 for counts of events.
+        names: Names of the recordings, one each, of a set without an official split; else empty.
+    """
 
     images: Tensor
     labels: Tensor
+    unit: int = 255
+    names: tuple[str, ...] = ()
 
 
 def digits(root: str, download: bool) -> tuple[Images, Images]:

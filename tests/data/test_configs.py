@@ -17,18 +17,19 @@ NEEDS_PACKAGE = pytest.mark.skipif(
 
 def compose_data(name, *overrides):
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose(overrides=[f"+data={name}", *overrides]).data
+        return compose(overrides=[f"+data={name}", "+encoding=frames", *overrides]).data  # T for events
 
 
 def test_there_is_a_file_for_each_source():
-    assert NAMES == ["cifar10", "cifar100", "digits", "fashion_mnist", "mnist", "synthetic"]
+    images = {"cifar10", "cifar100", "digits", "fashion_mnist", "mnist", "synthetic"}
+    assert images | {"moving_digits"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_holds_just_the_arguments_of_load(name):
     node = instantiate(compose_data(name), _partial_=True, _convert_="all")
     assert node.func is load
-    assert node.keywords["source"].func is getattr(sources, name)
+    assert node.keywords["source"].func.__name__ == name
     unchecked = ("source", "root", "download")
     check_settings(**{key: node.keywords[key] for key in node.keywords if key not in unchecked}, batch_size=1)
 
@@ -41,6 +42,16 @@ def test_facts_are_measured(name, tmp_path, caplog):
     assert images.mean((0, 2, 3)).tolist() == pytest.approx(list(cfg.mean), abs=6e-4)
     assert images.std((0, 2, 3)).tolist() == pytest.approx(list(cfg.std), abs=6e-4)
     assert not caplog.records  # no class is missing, no file differs
+
+
+def test_moving_digits_make_a_frame_a_step(caplog):
+    cfg = compose_data("moving_digits", "encoding.steps=3")
+    loaders = instantiate(cfg, batch_size=4, seed=0, _convert_="all")
+    frames, labels, _ = next(loaders.test.batches(0))
+    assert frames.shape == (4, 3, 2, 34, 34)
+    assert frames.max() > 1  # counts
+    assert loaders.train.num_samples + loaders.val.num_samples == 1437
+    assert not caplog.records
 
 
 def test_synthetic_follows_the_facts():

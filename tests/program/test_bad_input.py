@@ -71,7 +71,9 @@ BAD = [
     ("data.val_fraction=2", "data.val_fraction must lie in (0, 1), got 2"),
     ("data.limit=0", "data.limit must be null or >= 1, got 0"),
     ("data.num_workers=-1", "data.num_workers must be >= 0, got -1"),
-    ("data.augment=flop", "data.augment must be none, or names of flip, crop joined by +, got 'flop'"),
+    ("data.augment=flop", "data.augment must be none, or some of flip, crop4, "),
+    ("data.augment=flip+crop", "data.augment: crop needs a number, as in crop4, got 'crop'"),
+    ("data.augment=crop4|rotate200", "data.augment: rotate takes a number in (0, 180], got 'rotate200'"),
     ("data.std=[0]", "data.std must pair up, std > 0"),
     ("name=a/b", "name must be made of letters, digits"),
     # networks
@@ -149,6 +151,17 @@ def test_a_fresh_run_refuses_the_folder_of_another(program):
 def test_wrong_facts_are_named(program):
     assert "data.num_classes" in program.train("data.num_classes=5", "trainer.epochs=1").error
     assert "data.size" in program.train("data.size=9", "trainer.epochs=1").error
+    assert not list(program.folder.iterdir())
+
+
+def test_an_encoding_that_does_not_fit_the_data_is_named(program):
+    error = program.train("data=synthetic", "encoding=frames").error
+    assert "encoding=frames takes frames of events" in error
+    assert not list(program.folder.iterdir())
+
+
+def test_events_need_an_encoding_of_events(program):
+    assert "which are null: try encoding=frames" in program.train("data=moving_digits").error
     assert not list(program.folder.iterdir())
 
 

@@ -15,8 +15,12 @@ from tests.program.conftest import SMALL, files, summary
         ("head=spiking", "loss=count"),
         ("encoding=poisson",),
         ("network.weight_standardization=false", "calibrate.spikes=null"),
+        (
+            *("data=moving_digits", "data.limit=60", "data.augment=roll2", "network.layers=P2-4C3-P4"),
+            *("encoding=frames", "encoding.steps=3", "encoding.drawn=2", "encoding.cap=1"),
+        ),
     ],
-    ids=["decoupled", "spiking", "poisson", "plain-weights"],
+    ids=["decoupled", "spiking", "poisson", "plain-weights", "events"],
 )
 def test_hazard_32_best_checkpoint_repeats_the_summary(program, extra):
     run = program.small(*extra)

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from tests.program.conftest import SMALL, rows, summary
 
 ROOT = Path(__file__).parents[2]
-RANDOM = ("network.layers=8C3-P2-D0.2-16", "data.augment=crop+flip", "encoding=poisson")
+AUGMENT = "data.augment=resizedcrop0.7+flip+roll2|rotate30|cutout3"
+RANDOM = ("network.layers=8C3-P2-D0.2-16", AUGMENT, "encoding=poisson")
 
 
 def test_hazard_22_seed_zero_twice_is_equal_and_seed_one_differs(program):

@@ -11,7 +11,7 @@ from tests.program.conftest import SMALL, files, rows, summary
 
 RANDOM = (  # everything that draws: dropout, shuffling, augmentation, poisson
     "network.layers=8C3-P2-D0.2-16",
-    "data.augment=crop+flip",
+    "data.augment=crop4+flip",
     "encoding=poisson",
     "trainer.epochs=4",
     "trainer.accumulate=2",

@@ -11,6 +11,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from snn.data import sources
 from snn.losses import CrossEntropy
 from tests.program.conftest import SMALL, rows, summary
 
@@ -55,6 +56,24 @@ def test_files_rows_and_summary(program):
     )
     log = (run / "train.log").read_text()
     assert "epoch 2/2" in log and "test/accuracy" in log and "0_8C3  8x8x8" in log
+
+
+def test_the_split_of_a_set_without_an_official_one_is_kept(program, monkeypatch):
+    real = sources.synthetic
+
+    def named(root, download, *, channels, size, num_classes):
+        train, test = real(root, download, channels=channels, size=size, num_classes=num_classes)
+        return (
+            train._replace(names=tuple(f"a{i}" for i in range(64))),
+            test._replace(names=tuple(f"b{i}" for i in range(32))),
+        )
+
+    named.__module__ = real.__module__
+    monkeypatch.setattr(sources, "synthetic", named)
+    split = json.loads((program.small("trainer.epochs=1") / "split.json").read_text())
+    assert [len(split[part]) for part in ("train", "val", "test")] == [58, 6, 32]
+    assert split["test"] == [f"b{i}" for i in range(32)]
+    assert {*split["train"], *split["val"]} == {f"a{i}" for i in range(64)}
 
 
 def test_tensorboard_holds_the_rows_and_one_entry_of_hparams(program):
