@@ -1,6 +1,6 @@
 """Frames kept on disk, so that recordings are read once.
 
-A cache's name holds a key of all that its frames depend on: the data set, every file's path, size, content and
+A cache's name holds a key of all that its frames depend on: the data set, each file's path, size, content and
 part, steps, framing and `VERSION`. It is built beside its place and moved there whole. Hashing gigabytes at
 each start would take minutes, so an index remembers the hash of every file that did not change.
 """

@@ -94,18 +94,23 @@ def homes(name: str, root: Path) -> list[Path]:
 
 
 def not_found(name: str, root: Path, path: Path | None = None) -> FileNotFoundError:
-    """Return the error for a missing path of data set `name`: what is missing, and how to get it."""
+    """Return the error for a missing path, None if all of the set is: what is missing, and how to get it."""
     release = RELEASES[name]
-    home = root / release.folders[0]
-    path = path or home / release.first
+    place, wanted = root / release.folders[0], list(release.archives)
+    if path is None:
+        path = place / release.first
+    elif path.parent.name != "events_np":  # which no archive holds
+        named = [archive for archive in wanted if archive.split(".")[0] == path.name]
+        if named:
+            place, wanted = path.parent, named
     for archive in found_archives(name, root):
-        if archive.name.split(".")[0] == path.name or path == home / release.first:
+        if archive.name in wanted or archive.name in release.others:
             return FileNotFoundError(
-                f"{path} not found (data.root={root}), but {archive} is there: unpack it into {home}"
+                f"{path} not found (data.root={root}), but {archive} is there: unpack it into {place}"
             )
     return FileNotFoundError(
-        f"{path} not found (data.root={root}); get {', '.join(release.archives)} from {release.page}, "
-        f"unpack into {home}, then `python scripts/fetch_data.py {name} --root {root}` checks what is there"
+        f"{path} not found (data.root={root}); get {', '.join(wanted)} from {release.page}, "
+        f"unpack into {place}, then `python scripts/fetch_data.py {name} --root {root}` checks what is there"
     )
 
 
