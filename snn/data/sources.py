@@ -25,10 +25,10 @@ class Images(NamedTuple):
     """One split of a data set.
 
     Attributes:
-        images: uint8 `[M, C, H, W]`; of event sets, T frames each, `[M, T, C, H, W]`.
+        images: Images uint8 `[M, C, H, W]`, or frames of events uint8 `[M, T, C, H, W]`; may be a memory map.
         labels: int64 `[M]`.
-        unit: The value in `images` that stands for 1.0.
-        names: Of each recording, the file's path in the set's folder; only where the split is our own.
+        unit: The value of a pixel that stands for 1.0: 255 for images, 1 for counts of events.
+        names: Names of the recordings, one each, of a set without an official split; else empty.
     """
 
     images: Tensor
