@@ -60,7 +60,9 @@ def staging(root: Path) -> Iterator[Path]:
     made = [path for path in (root, *root.parents) if not path.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=root, ignore_cleanup_errors=True) as staged:
+        with tempfile.TemporaryDirectory(
+            prefix=".unfinished-", dir=root, ignore_cleanup_errors=True
+        ) as staged:
             yield Path(staged)
     finally:
         with contextlib.suppress(OSError):  # the first one that is not empty ends it

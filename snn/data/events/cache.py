@@ -55,20 +55,18 @@ def load(
         OSError: The cache cannot be written.
     """
     parts = dict(zip(_PARTS, (found.train, found.test), strict=True))
-    paths = [path for part in parts.values() for path in part.files]
+    places = {
+        path: str(path).removeprefix(f"{found.folder}/") for part in parts.values() for path in part.files
+    }
     index = cache / f"{name}.json"
-    before = stamps(paths)
+    before = stamps(places)
     remembered = _read_index(index, found.folder)
     hashes = {}
-    for path in paths:
-        place = path.relative_to(found.folder).as_posix()
+    for path, place in places.items():
         known = remembered.get(place)
         hashes[path] = known[1] if known and known[0] == before[path] else _sha256(path)
     content = {
-        part: [
-            (path.relative_to(found.folder).as_posix(), before[path][0], hashes[path])
-            for path in recordings.files
-        ]
+        part: [(places[path], before[path][0], hashes[path]) for path in recordings.files]
         for part, recordings in parts.items()
     }
     key = hashlib.sha256(json.dumps([name, VERSION, steps, framing, content]).encode()).hexdigest()
@@ -78,10 +76,11 @@ def load(
     else:
         _build(name, parts, sensor, steps, framing, folder, before)
     opened = [_open(folder, part, (steps, *sensor)) for part in _PARTS]
+    now = time.time_ns()
     settled = {
-        path.relative_to(found.folder).as_posix(): (before[path], hashes[path])
-        for path in paths
-        if time.time_ns() - max(before[path][1:]) > SETTLED_NS
+        place: (before[path], hashes[path])
+        for path, place in places.items()
+        if now - max(before[path][1:]) > SETTLED_NS
     }
     if settled != remembered:
         _write_index(index, found.folder, settled)
