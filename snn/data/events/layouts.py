@@ -78,12 +78,11 @@ def cifar10_dvs(root: Path) -> tuple[Path, list[Labelled], Reader]:
         ValueError: A folder of `events_np` is no class.
     """
     for folder in _inside(homes("cifar10_dvs", root)):
-        for base, suffix, reader in (
-            (folder, ".aedat", readers.aedat2),
-            (folder / "events_np", ".npz", readers.npz),
-        ):
-            if any((base / name).is_dir() for name in CIFAR_CLASSES):
-                return base, _by_label("cifar10_dvs", root, base, CIFAR_CLASSES, suffix), reader
+        if any((folder / name).is_dir() for name in CIFAR_CLASSES):
+            return folder, _by_label("cifar10_dvs", root, folder, CIFAR_CLASSES, ".aedat"), readers.aedat2
+        base = folder / "events_np"
+        if base.is_dir():
+            return base, _by_label("cifar10_dvs", root, base, CIFAR_CLASSES, ".npz"), readers.npz
     raise not_found("cifar10_dvs", root)
 
 
