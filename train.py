@@ -16,6 +16,7 @@ from snn.config import (
     check,
     overridden,
     run,
+    settle,
     update,
 )
 
@@ -42,7 +43,7 @@ def job(cfg: "DictConfig") -> None:
 
     hydra = HydraConfig.get()
     folder = RunFolder(hydra.runtime.output_dir)
-    config, checkpoint = check(cfg, TrainConfig), None
+    config, checkpoint = check(settle(cfg), TrainConfig), None
     if config.resume is None:
         folder.require_fresh()
     elif folder.summary.exists():

@@ -5,6 +5,7 @@ Hydra and OmegaConf stop here and in the two scripts: the rest sees plain Python
 
 import argparse
 import difflib
+import inspect
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snn.targets import build, check_target, is_target, require_kind, require_known
+from snn.targets import build, check_target, is_target, locate, require_kind, require_known
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -279,6 +280,37 @@ def overridden(cfg: "DictConfig", keys: list[str]) -> dict[str, Any]:
     return {key: OmegaConf.select(cfg, key) for key in given if key in keys}
 
 
+def settle(cfg: "DictConfig") -> "DictConfig":
+    """Let a group chosen on the command line be free of what the experiment sets for its own choice.
+
+    An experiment that chooses `surrogate: time` sets `surrogate.tau_grad`, which `surrogate=atan` has not. Of
+    a group of which another file is chosen than the experiment's, keys that the target does not have are
+    dropped, unless they stand on the command line.
+
+    Args:
+        cfg: The composed config of the job at hand.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf, open_dict
+
+    choices, given = HydraConfig.get().runtime.choices, [_key(w) for w in HydraConfig.get().overrides.task]
+    folders = [source.path for source in HydraConfig.get().runtime.config_sources if source.schema == "file"]
+    files = [Path(folder) / "experiment" / f"{choices.get('experiment')}.yaml" for folder in folders]
+    for file in [file for file in files if file.is_file()][:1]:
+        experiment = typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))
+        picks = [pick for pick in experiment.get("defaults", []) if isinstance(pick, dict)]
+        own = {key.removeprefix("override /"): choice for pick in picks for key, choice in pick.items()}
+        for group, choice in own.items():
+            if choices.get(group) in (choice, None) or group not in experiment:
+                continue
+            known = inspect.signature(locate(cfg[group].get("_target_"))).parameters
+            with open_dict(cfg):
+                for key in experiment[group]:
+                    if key not in known and f"{group}.{key}" not in given:
+                        cfg[group].pop(key, None)
+    return cfg
+
+
 def update(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of the plain `config` with dotted keys set to new values."""
     from omegaconf import OmegaConf
@@ -366,7 +398,7 @@ def _compose(job: list[str], args: argparse.Namespace, config_name: str) -> "Dic
         )
     with open_dict(cfg):
         del cfg["hydra"]
-    return cfg
+    return settle(cfg) if config_name == "train" else cfg
 
 
 def _is_group(key: str) -> bool:
