@@ -150,7 +150,7 @@ def make_row(label: str, options: argparse.Namespace) -> Row:
 
 
 def split(label: str) -> list[str]:
-    """Split `name+key=value+key=value`; a `+` within a value (crop+flip) or before a new key stays."""
+    """Split `name+key=value+key=value`; a `+` within a value (crop4+flip) or before a new key stays."""
     return re.split(r"(?<!\+)\+(?=\+*[\w./@]+=)", label)
 
 

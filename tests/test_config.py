@@ -93,8 +93,9 @@ def test_keys_are_as_documented():
     assert {"lr", "weight_decay", "momentum"} <= set(config.optimizer)
     data = {"root", "download", "val_fraction", "split_seed", "num_workers", "augment", "limit"}
     assert data | {"channels", "size", "num_classes", "mean", "std"} <= set(config.data)
-    trainer = ["epochs", "stop_after", "batch_size", "accumulate", "clip_norm", "norm_weight_decay"]
-    assert [f.name for f in dataclasses.fields(config.trainer)] == [*trainer, "precision", "compile"]
+    trainer = ["epochs", "stop_after", "batch_size", "accumulate", "clip_norm", "clamp_weights"]
+    trainer += ["norm_weight_decay", "precision", "compile", "test_each_epoch"]
+    assert [f.name for f in dataclasses.fields(config.trainer)] == trainer
 
 
 def test_lists_are_plain_lists():
@@ -121,7 +122,7 @@ def test_a_missing_key_is_named(missing):
 
 def test_a_component_without_a_target_is_named():
     with pytest.raises(
-        ValueError, match="loss must have a _target_: choose one, for instance loss=count or loss=cross"
+        ValueError, match="loss must have a _target_: choose one, for instance loss=ce_plus or loss=count"
     ):
         check({**dataclasses.asdict(composed()), "loss": {}}, TrainConfig)
 

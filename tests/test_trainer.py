@@ -151,3 +151,30 @@ def test_hazard_17_rows_hold_plain_numbers(tmp_path):
     data = SimpleNamespace(train=batches(torch.randn(6, 3), torch.randint(0, 4, (6,)), 4))
     row = make_trainer(nn.Linear(3, 4), nn.functional.cross_entropy, data, tmp_path)._train_epoch()
     assert all(type(value) in (int, float) for value in row.values())
+
+
+def test_weights_are_clamped_and_vectors_are_not(tmp_path):
+    network = nn.Linear(3, 4)
+    with torch.no_grad():
+        network.weight.fill_(9.0)
+        network.bias.fill_(9.0)
+    data = SimpleNamespace(train=batches(torch.zeros(2, 3), torch.tensor([0, 1]), 2))
+    trainer = make_trainer(network, nn.functional.cross_entropy, data, tmp_path, clamp_weights=4.0)
+    trainer._train_epoch()
+    assert (network.weight == 4).all() and (network.bias > 8).all()
+
+
+def test_the_loss_sees_what_the_teacher_shows_and_the_accuracy_does_not(tmp_path):
+    network, seen = nn.Linear(3, 2), []
+
+    def teach(x, labels):
+        output = torch.zeros(5, len(x), 2)  # silent: undecided
+        return output, output + 0 * network(x) + nn.functional.one_hot(labels, 2)
+
+    def loss_fn(spikes, labels):
+        seen.append(spikes.detach())
+        return spikes.sum()
+
+    data = SimpleNamespace(train=batches(torch.zeros(2, 3), torch.tensor([0, 1]), 2))
+    row = make_trainer(network, loss_fn, data, tmp_path, teach=teach)._train_epoch()
+    assert row["train/undecided"] == 1 and row["train/accuracy"] == 0 and seen[0].sum() == 10

@@ -104,5 +104,6 @@ def test_with_the_sign_of_times_turned_it_raises_the_loss(loss, monkeypatch):
 @pytest.mark.parametrize("grad", [TIME, SURROGATE], ids=["time", "surrogate"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "count"])
 def test_sgd_lowers_the_loss_of_a_residual_network(loss, grad):
-    results = [train(loss, seed, grad, steps=20, make=resnet) for seed in range(4)]
-    assert all(after < before for before, after in results), results
+    results = [train(loss, seed, grad, steps=30, make=resnet) for seed in range(4)]
+    assert sum(after < before for before, after in results) >= 3, results
+    assert sum(after for _, after in results) < 0.9 * sum(before for before, _ in results), results

@@ -35,7 +35,7 @@ BAD = [
     # choices
     ("optimizer=adm", "optimizer=adm is no choice; did you mean optimizer=adam?"),
     ("data=digit", "did you mean data=digits?"),
-    ("experiment=fashion", "did you mean experiment=fashion_mnist_small?"),
+    ("experiment=fashion_mnist", "did you mean experiment=fashion_mnist_small?"),
     # values of the wrong kind
     ("optimizer.lr=abc", "optimizer.lr must be float"),
     ("optimizer.lr=", "optimizer.lr must be float"),

@@ -413,7 +413,7 @@ def test_real_runs_are_resumed_and_tabulated(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "subprocess", patched)
     monkeypatch.setattr(reproduce, "POLL_SECONDS", 0)
     out = "res ults/it's"
-    words = [f"{NAME}+data.augment=crop+flip", "--epochs", "2", "--out", out, "--set", *TINY]
+    words = [f"{NAME}+data.augment=crop4+flip", "--epochs", "2", "--out", out, "--set", *TINY]
     assert reproduce.main([*words, "trainer.stop_after=1"]) == 0
     assert result(out)["rows"][0]["runs"][0]["state"] == "unfinished: epoch 1 of 2"
     words += ["--seeds", "0", "1"]
