@@ -178,3 +178,28 @@ def test_nothing_is_written_to_and_expanded_gradients_pass():
     before = x.clone()
     srm_conv2d(x, weight, NEURON, SURROGATES[0], threshold=threshold).backward(upstream)
     assert torch.equal(x, before) and upstream.sum() == upstream.numel() and weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_bad_threshold_is_named(bad):
+    with pytest.raises(ValueError, match="threshold must be finite and > 0"):
+        srm_linear(
+            torch.ones(2, 1, 3), torch.ones(2, 3), NEURON, SURROGATES[0], threshold=torch.tensor([1.0, bad])
+        )
+
+
+@pytest.mark.slow
+def test_a_twin_compiles_as_one_graph():
+    x, weight, threshold = batch(dtype=torch.float32)
+
+    def layer(x, weight):
+        return srm_conv2d(x, weight, NEURON, SURROGATES[0], threshold=threshold, padding=1)
+
+    gradients = []
+    for function in (layer, torch.compile(layer, fullgraph=True, dynamic=False)):
+        weight = weight.detach().requires_grad_()
+        spikes = function(x, weight)
+        spikes.sum().backward()
+        gradients.append((spikes.detach(), weight.grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    torch.testing.assert_close(gradients[0][1], gradients[1][1])

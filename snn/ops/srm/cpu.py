@@ -6,7 +6,6 @@ by side in memory, made of whole rows of pooling windows.
 """
 
 import functools
-import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from numba import prange
 from torch import Tensor
 
 from snn.ops.cpu_kernel import Array, cpu_kernel, launch, parallel_kernel
-from snn.ops.srm.shapes import in_memory, new_maps, pooled, unpooled
+from snn.ops.srm.shapes import in_memory, new_maps, pooled, require_threshold, unpooled
 
 BLOCK = 1024  # neurons, unless a row of windows has more: their traces fit the first-level cache
 CHUNKS = 64  # of blocks, some empty if these are few; a chunk is what one thread scans at a time
@@ -40,11 +39,8 @@ def scan_forward(
     trim: bool,
 ) -> list[Tensor]:
     """See `snn/ops/srm/scan.py`."""
+    require_threshold(threshold)
     above = threshold.numpy()
-    if not 0 < above.min() <= above.max() < math.inf:
-        raise ValueError(
-            f"threshold must be finite and > 0 (a neuron would fire from rest), got {threshold.tolist()}"
-        )
     neurons = current.shape[1:]
     width, blocks = layout(neurons, pool)
     out = new_maps(current, steps, pooled(neurons, pool))

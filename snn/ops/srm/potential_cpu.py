@@ -9,13 +9,14 @@ from torch import Tensor
 
 from snn.neuron import SRMParams
 from snn.ops.cpu_kernel import Array, launch, parallel_kernel
-from snn.ops.srm.shapes import in_memory, new_maps
+from snn.ops.srm.shapes import in_memory, new_maps, require_threshold
 
 BLOCK = 1024  # neurons: their traces fit the first-level cache
 
 
 def potential_forward(current: Tensor, threshold: Tensor, steps: int, taus: Sequence[float]) -> list[Tensor]:
     """See `snn/ops/srm/surrogate.py`."""
+    require_threshold(threshold)
     spikes, potential = (new_maps(current, steps, tuple(current.shape[1:])) for _ in range(2))  # type: ignore[arg-type]
     above = threshold.repeat(current.shape[3] * current.shape[4])
     launch(

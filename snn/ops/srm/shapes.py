@@ -1,8 +1,9 @@
-"""Shapes and memory that the scans of every device share.
+"""Shapes, memory and checks that the scans of every device share.
 
 Maps are seen as `[T, N, C, H, W]`; in memory they lie channels last, which suits convolutions best.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -43,3 +44,12 @@ def as_images(x: Tensor, dtype: torch.dtype) -> Tensor:
     if images.shape[1] == 1:  # both orders are the same memory; only the strides say which is meant
         return images.contiguous().view(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
     return images.contiguous(memory_format=torch.channels_last)
+
+
+def require_threshold(threshold: Tensor) -> None:
+    """Raise ValueError unless every threshold is finite and > 0; for a CPU: it reads the values."""
+    low, high = float(threshold.min()), float(threshold.max())
+    if not 0 < low <= high < math.inf:
+        raise ValueError(
+            f"threshold must be finite and > 0 (a neuron would fire from rest), got {threshold.tolist()}"
+        )
