@@ -25,7 +25,7 @@ _CHUNK = 32  # samples recorded at a time: their pixels stay in the cache
 
 
 def moving_digits(root: str, download: bool, *, steps: int) -> tuple[Images, Images]:
-    """Return frames `[M, steps, 2, 34, 34]` of scikit-learn's 1797 digits: counts of ON and of OFF events.
+    """Return frames `[M, steps, 2, 34, 34]` of scikit-learn's 1797 digits: counts of OFF and of ON events.
 
     The split is that of `digits`. How a sample moves depends on its index alone.
 
@@ -118,7 +118,7 @@ def events(seen: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def record(images: Tensor, path: Tensor, steps: int) -> Tensor:
-    """Return frames uint8 `[M, steps, 2, 34, 34]`: per span of time the ON and the OFF events of each pixel.
+    """Return frames uint8 `[M, steps, 2, 34, 34]`: per span of time the OFF and the ON events of each pixel.
 
     Args:
         images: float32 `[M, H, W]` in [0, 1].
@@ -130,6 +130,6 @@ def record(images: Tensor, path: Tensor, steps: int) -> Tensor:
     counts = events(intensities(images, path, times))
     for frame in frames.unbind(1):
         for count in itertools.islice(counts, LOOKS):
-            frame[:, 0] += count.clamp(min=0)
-            frame[:, 1] -= count.clamp_(max=0)
+            frame[:, 1] += count.clamp(min=0)
+            frame[:, 0] -= count.clamp_(max=0)
     return frames.to(torch.uint8)

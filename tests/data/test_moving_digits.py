@@ -65,7 +65,7 @@ def test_frames_of_a_ramp_by_hand(monkeypatch):
     frames = record(torch.zeros(2, 1, 1), torch.zeros(2, 4, 2), 2)
     assert asked == [k / 8 for k in range(9)]
     assert (frames.shape, frames.dtype) == ((2, 2, 2, 34, 34), torch.uint8)
-    assert frames[:, :, :, 5, 7].tolist() == [[[3, 0], [4, 0]], [[0, 3], [0, 4]]]
+    assert frames[:, :, :, 5, 7].tolist() == [[[0, 3], [0, 4]], [[3, 0], [4, 0]]]
     assert torch.equal(frames, frames[..., :1, :1].expand_as(frames))
 
 
@@ -109,7 +109,7 @@ def test_events_lie_before_and_behind_what_moves():
     frames = record(digits("", False)[1].images[:20, 0] / 255, paths(torch.arange(20)), 3).float()
     rows = torch.arange(34.0)
     for frame, sign in ((0, 1), (1, -1)):
-        on, off = ((frames[:, frame, p].sum(2) @ rows) / frames[:, frame, p].sum((1, 2)) for p in (0, 1))
+        off, on = ((frames[:, frame, p].sum(2) @ rows) / frames[:, frame, p].sum((1, 2)) for p in (0, 1))
         assert ((on - off) * sign > 0).all()
 
 
