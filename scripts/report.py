@@ -30,8 +30,17 @@ COLUMNS = {
 def read_run(folder: Path, seed: int, epochs: int) -> dict[str, Any]:
     """Return what a run's folder tells: seed, state, starts, curve, and what its summary holds.
 
-    `state` is `finished`, `failed: WHY` (then `error` is WHY), `unfinished: epoch 7 of 15` or `not run`.
+    `state` is `finished`, `failed: WHY` (then `error` is WHY), `unfinished: epoch 7 of 15` or `not run`. A
+    folder whose files are damaged has failed.
     """
+    try:
+        return _read_run(folder, seed, epochs)
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        why = f"a file in {folder} is damaged ({type(error).__name__}: {error})"
+        return {"seed": seed, "state": f"failed: {why}", "error": why, "starts": [], CURVE: []}
+
+
+def _read_run(folder: Path, seed: int, epochs: int) -> dict[str, Any]:
     rows = read_rows(folder / "metrics.jsonl")
     found: dict[str, Any] = {
         "seed": seed,
@@ -42,10 +51,20 @@ def read_run(folder: Path, seed: int, epochs: int) -> dict[str, Any]:
     summary, error = folder / "summary.json", folder / "error.txt"
     if summary.exists():
         found |= {"state": "finished", **json.loads(summary.read_text())}
+        assert_complete(found)
     elif error.exists():
         found["error"] = error.read_text().strip().splitlines()[-1]
         found["state"] = f"failed: {found['error']}"
     return found
+
+
+def assert_complete(run: dict[str, Any]) -> None:
+    """Raise an error unless a finished run holds every number that the table and the figure want."""
+    for name in MEANS:
+        float(run[name])
+    run[CURVE][run["best_epoch"] - 1]
+    for start in run["starts"]:
+        describe(start)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from snn.device import machine, pick_device  # noqa: E402
 
 TRAIN = ROOT / "train.py"
 EXPERIMENTS = ROOT / "configs" / "experiment"
+OWN_KEYS = ("seed", "experiment", "resume", "trainer.test_each_epoch", "trainer.stop_after")
 CODE = ["snn", "configs", "train.py"]  # what a result depends on
 POLL_SECONDS = 0.1
 
@@ -124,6 +125,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", help="as in train.py")
     parser.add_argument("--table", action="store_true", help="write the table of what is there; run nothing")
     options = parser.parse_args(words)
+    if not options.minutes > 0:
+        parser.error(f"--minutes must be > 0, got {options.minutes}")
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1, got {options.jobs}")
     return options
@@ -141,7 +144,7 @@ def make_row(label: str, options: argparse.Namespace) -> Row:
     common += [] if options.device is None else [f"device={options.device}"]
     overrides = {key(word): word for word in [*common, *own]}
     for name, word in overrides.items():
-        if name in ("seed", "experiment", "resume", "trainer.test_each_epoch") or name.startswith("hydra"):
+        if name in OWN_KEYS or name.startswith("hydra"):
             raise ValueError(f"{word} cannot be set in a row: reproduce.py sets {name}")
     words = [f"experiment={experiment}", "trainer.test_each_epoch=true", *overrides.values()]
     config = compose(words)
@@ -180,7 +183,12 @@ def require_same(run: Run) -> None:
     """
     if not (run.has("summary.json") or run.has("last.ckpt")):
         return
-    there = flat(yaml.safe_load((run.folder / "config.yaml").read_text()))
+    try:
+        there = flat(yaml.safe_load((run.folder / "config.yaml").read_text()))
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(
+            f"{run.folder / 'config.yaml'} is damaged: {' '.join(str(error).split())}"
+        ) from error
     wanted = flat(asdict(run.config))
     compared = there.keys() | (wanted.keys() & {key(word) for word in run.words})
     for name in sorted(compared - set(RESUME_KEYS)):

@@ -5,7 +5,6 @@ Hydra and OmegaConf stop here and in the two scripts: the rest sees plain Python
 
 import argparse
 import difflib
-import inspect
 import logging
 import math
 import os
@@ -20,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snn.targets import build, check_target, is_target, locate, require_kind, require_known
+from snn.targets import build, check_target, is_target, require_kind, require_known
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -281,33 +280,34 @@ def overridden(cfg: "DictConfig", keys: list[str]) -> dict[str, Any]:
 
 
 def settle(cfg: "DictConfig") -> "DictConfig":
-    """Let a group chosen on the command line be free of what the experiment sets for its own choice.
+    """Let a group for which the command line chooses another file than the experiment be as that file says.
 
-    An experiment that chooses `surrogate: time` sets `surrogate.tau_grad`, which `surrogate=atan` has not. Of
-    a group of which another file is chosen than the experiment's, keys that the target does not have are
-    dropped, unless they stand on the command line.
+    An experiment that chooses `surrogate: time` sets `surrogate.tau_grad`, which `surrogate=atan` has not;
+    one that sets `network.layers` would overrule `network=vgg`. Such a group is composed without the
+    experiment; what the command line sets in it stays.
 
     Args:
-        cfg: The composed config of the job at hand.
+        cfg: The composed config of the job at hand, inside Hydra.
     """
+    from hydra import compose
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import open_dict
 
-    choices, given = HydraConfig.get().runtime.choices, [_key(w) for w in HydraConfig.get().overrides.task]
-    folders = [source.path for source in HydraConfig.get().runtime.config_sources if source.schema == "file"]
-    files = [Path(folder) / "experiment" / f"{choices.get('experiment')}.yaml" for folder in folders]
-    for file in [file for file in files if file.is_file()][:1]:
-        experiment = typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))
-        picks = [pick for pick in experiment.get("defaults", []) if isinstance(pick, dict)]
-        own = {key.removeprefix("override /"): choice for pick in picks for key, choice in pick.items()}
-        for group, choice in own.items():
-            if choices.get(group) in (choice, None) or group not in experiment:
-                continue
-            known = inspect.signature(locate(cfg[group].get("_target_"))).parameters
-            with open_dict(cfg):
-                for key in experiment[group]:
-                    if key not in known and f"{group}.{key}" not in given:
-                        cfg[group].pop(key, None)
+    hydra = HydraConfig.get()
+    experiment, words = hydra.runtime.choices.get("experiment"), list(hydra.overrides.task)
+    if experiment is None:
+        return cfg
+    name = hydra.job.config_name
+    alone = compose(name, [f"experiment={_quote(experiment)}"], return_hydra_config=True)
+    own = alone.hydra.runtime.choices
+    choices = hydra.runtime.choices.items()
+    other = [group for group, choice in choices if group in cfg and own[group] != choice]
+    if other:
+        of_others = [word for word in words if _key(word).split("@")[0].split(".")[0] in other]
+        plain = compose(name, [w if _is_group(_key(w)) or w[0] in "+~" else f"++{w}" for w in of_others])
+        with open_dict(cfg):
+            for group in other:
+                cfg[group] = plain[group]
     return cfg
 
 
@@ -328,6 +328,7 @@ def _preflight(
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra._internal.utils import get_args_parser
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
 
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
@@ -338,6 +339,11 @@ def _preflight(
     if args.config_path:
         args.config_path = str(Path(args.config_path).resolve())
         command += ["--config-path", args.config_path]
+    if args.cfg == "job" and not args.package and any(_key(w) == "experiment" for w in args.overrides):
+        cfg = _compose(args.overrides, args, config_name)  # Hydra would show it as it was before `settle`
+        check(cfg, schema)
+        print(OmegaConf.to_yaml(cfg, resolve=args.resolve), end="")  # noqa: T201
+        raise SystemExit(0)
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
         return command, False
     overrides = OverridesParser.create().parse_overrides(args.overrides)
@@ -392,13 +398,15 @@ def _compose(job: list[str], args: argparse.Namespace, config_name: str) -> "Dic
     with initialize_config_dir(version_base="1.3", config_dir=args.config_path or str(CONFIGS)):
         cfg = compose(args.config_name or config_name, overrides=words, return_hydra_config=True)
         HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in the config
+        if config_name == "train":
+            cfg = settle(cfg)
     if cfg.hydra.callbacks:  # Hydra would build whatever they name
         raise ValueError(
             "hydra.callbacks must be empty: a config names nothing but what is ours or torch.optim's"
         )
     with open_dict(cfg):
         del cfg["hydra"]
-    return settle(cfg) if config_name == "train" else cfg
+    return cfg
 
 
 def _is_group(key: str) -> bool:

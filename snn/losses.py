@@ -125,8 +125,8 @@ class Kernel(_SpikeTargets):
     """Van Rossum distance: squared distance of filtered spike trains to filtered target trains.
 
     `mean_n sum_k sum_t (f[t, k] - g[t, k])^2 / 2`, where `f[t] = f[t-1] (1 - 1/tau_s) + s[t]`, and `g` is the
-    same of the target train: n spikes (`desired` or `undesired`, rounded), the i-th (from 1) at step
-    `ceil(i T / n) - 1`. The gradient on the time of a spike at t is `-dL/ds[t]`.
+    same of the target train: n spikes (`desired` or `undesired`, rounded, and T at most), the i-th (from 1)
+    at step `ceil(i T / n) - 1`. The gradient on the time of a spike at t is `-dL/ds[t]`.
 
     Attributes:
         tau_s: Time constant of the filter in steps, > 1.
@@ -237,9 +237,8 @@ def _times(spikes: Tensor) -> Tensor:
 def _target_times(targets: _SpikeTargets, spikes: Tensor, labels: Tensor) -> Tensor:
     """Return the times of each neuron's target spikes by rank, int64 `[T, N, K]`; T for those it has not."""
     steps = len(spikes)
-    count = torch.where(_right(spikes[0], labels), round(targets.desired), round(targets.undesired))
-    if targets.desired > steps:
-        raise ValueError(f"loss.desired must be at most encoding.steps = {steps}, got {targets.desired}")
+    desired, undesired = (min(round(n), steps) for n in (targets.desired, targets.undesired))
+    count = torch.where(_right(spikes[0], labels), desired, undesired)
     rank = torch.arange(1, steps + 1, device=spikes.device)[:, None, None]
     time = -(-rank * steps // count.clamp(min=1)) - 1
     return torch.where(rank <= count, time, steps)

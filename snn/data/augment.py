@@ -24,6 +24,9 @@ _NUM_DRAWS = 5  # of each augmentation, used or not; the last one is for the cho
 _ASPECT = 4 / 3  # of a random crop's sides, relative to the image's, at most; and the inverse at least
 
 
+_MOST = 1024  # pixels of a shift or a side
+
+
 class Augmentation(NamedTuple):
     """A function, how its token reads, and its number: none, or in (0, most], or a whole one from 1 on."""
 
@@ -135,11 +138,11 @@ def autoaugment(images: Tensor, draws: Tensor, number: float) -> Tensor:
 
 AUGMENTATIONS = {
     "flip": Augmentation(flip, "flip"),
-    "crop": Augmentation(crop, "crop4", math.inf, whole=True),
-    "cutout": Augmentation(cutout, "cutout10", math.inf, whole=True),
+    "crop": Augmentation(crop, "crop4", _MOST, whole=True),
+    "cutout": Augmentation(cutout, "cutout10", _MOST, whole=True),
     "resizedcrop": Augmentation(resizedcrop, "resizedcrop0.6", 1),
     "rotate": Augmentation(rotate, "rotate30", 180),
-    "roll": Augmentation(roll, "roll5", math.inf, whole=True),
+    "roll": Augmentation(roll, "roll5", _MOST, whole=True),
     "autoaugment": Augmentation(autoaugment, "autoaugment"),
 }
 

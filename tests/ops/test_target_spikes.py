@@ -86,3 +86,17 @@ def test_a_potential_that_never_rises_gets_none():
 def test_the_least_rise_is_checked(least):
     with pytest.raises(ValueError, match="least_rise must be finite and > 0"):
         set_for(torch.ones(2, 1, 1), torch.ones(1, 1), torch.tensor([0]), least)
+
+
+@pytest.mark.parametrize(("steps", "tau_grad"), [(250, 2.5), (30, 1.05)])
+def test_no_step_after_an_early_spike_overflows(steps, tau_grad):
+    x = torch.zeros(steps, 2, 3)
+    x[0] = 1
+    x.requires_grad_()
+    weight = torch.tensor([[1.0, 1, 1], [-1.0, -1, -1]], requires_grad=True)
+    grad = GradParams(tau_grad=tau_grad)
+    _, extra = set_for(x, weight, torch.tensor([0, 1]), grad=grad)  # the second one gets none
+    extra.sum().backward()
+    assert (
+        extra.sum() == 1 and x.grad[0, 0].any() and x.grad.isfinite().all() and weight.grad.isfinite().all()
+    )

@@ -3,9 +3,11 @@
 import functools
 import importlib
 import re
+from dataclasses import asdict
 
 import pytest
 import torch
+import yaml
 
 from snn.config import CONFIGS, compose
 from snn.data.sources import Images
@@ -130,13 +132,28 @@ def test_it_runs_for_two_steps(name, monkeypatch, tmp_path):
     assert folder.summary.exists() and len(folder.metrics.read_text().splitlines()) == 1
 
 
-def test_another_choice_of_a_group_is_free_of_the_experiments_values():
+def test_another_choice_of_a_group_is_as_its_file_says():
     config = compose(["experiment=fashion_l23", "surrogate=atan", "head=decoupled", "loss=cross_entropy"])
     assert config.surrogate == {"_target_": "snn.neuron.ATan", "width": 1.0}
     assert set(config.loss) == {"_target_"} and "target_rise" not in config.head
-    kept = compose(["experiment=mnist_e22", "loss=count_plus", "optimizer=sgd"])
-    assert kept.loss["desired"] == 5 and kept.optimizer["lr"] == 5e-4  # what both choices have stays
-    with pytest.raises(ValueError, match="unknown key surrogate.tau_grad"):
-        compose(["experiment=fashion_l23", "surrogate=atan", "surrogate.tau_grad=3"])
-    with pytest.raises(ValueError, match="unknown key surrogate.tau_grap"):
-        compose(["experiment=fashion_l23", "surrogate.tau_grap=3"])
+    assert compose(["experiment=fashion_l23", "network=vgg"]).network["layers"] == VGG
+    words = ["loss=count_plus", "loss.desired=4", "optimizer=sgd", "optimizer.lr=0.3", "data=fashion_mnist"]
+    config = compose(["experiment=mnist_e22", *words])
+    assert (config.loss["desired"], config.loss["undesired"]) == (4, 1)
+    assert (config.optimizer["lr"], config.optimizer["momentum"]) == (0.3, 0.9)
+    assert config.data["mean"] == [0.286] and config.data["val_fraction"] == 0.1
+    assert config.calibrate["spikes"] == 0.5 and config.trainer.clip_norm == 1  # the others are untouched
+    assert compose(["experiment=moving_digits", "surrogate=sigmoid"]).surrogate["width"] == 1
+    same = compose(["experiment=mnist_e22", "loss=count", "optimizer=adamw"])
+    assert same == compose(["experiment=mnist_e22"])
+    for word in ("surrogate.tau_grad=3", "surrogate.tau_grap=3"):
+        with pytest.raises(ValueError, match=f"unknown key {word.split('=')[0]}"):
+            compose(["experiment=fashion_l23", "surrogate=atan", word])
+
+
+def test_cfg_job_shows_what_would_run(capsys):
+    from train import main
+
+    assert main(["experiment=fashion_l23", "surrogate=atan", "--cfg", "job", "--resolve"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown == asdict(compose(["experiment=fashion_l23", "surrogate=atan"])) | {"name": shown["name"]}

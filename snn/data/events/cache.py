@@ -149,7 +149,7 @@ def _open(folder: Path, part: str, shape: tuple[int, ...]) -> tuple[Tensor, Tens
         if path.stat().st_size != len(labels) * math.prod(shape):
             raise ValueError(f"got {path.stat().st_size} bytes for {len(labels)} recordings")
         frames = np.memmap(path, np.uint8, mode="c", shape=(len(labels), *shape))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} is damaged, delete {folder}: {error}") from error
     return torch.from_numpy(frames), labels
 
@@ -165,7 +165,7 @@ def _read_index(index: Path, folder: Path) -> dict[str, tuple[Stamp, str]]:
         held = json.loads(index.read_text())
         if held["folder"] == str(folder.resolve()):
             return {place: (stamp, digest) for place, (stamp, digest) in held["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return {}
 

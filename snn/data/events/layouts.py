@@ -241,7 +241,7 @@ def _trials(root: Path, folder: Path, part: str) -> Part:
     listing = folder / f"trials_to_{part}.txt"
     if not listing.is_file():
         raise not_found("dvs_gesture", root, listing)
-    names = sorted(line.strip() for line in listing.read_text().splitlines() if line.strip())
+    names = sorted(line.strip() for line in listing.read_text(errors="replace").splitlines() if line.strip())
     if not names:
         raise ValueError(f"{listing} names no recording (data.root={root})")
     pairs = [(folder / name, folder / f"{Path(name).stem}_labels.csv") for name in names]
@@ -254,7 +254,7 @@ def _trials(root: Path, folder: Path, part: str) -> Part:
 def _cut_trials(pairs: list[tuple[Path, Path]]) -> Iterator[Recording]:
     for path, table in pairs:
         with naming(table):
-            gestures = _gestures(table.read_text())
+            gestures = _gestures(table.read_text(errors="replace"))
         t, x, y, p = read_file(path, readers.aedat3)
         for label, start, end in gestures:
             cut = (start <= t) & (t < end)

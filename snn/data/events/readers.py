@@ -188,10 +188,15 @@ def _require_start(content: bytes, start: bytes, name: str) -> None:
         raise ValueError(f"must start with {start.decode()} of {name}, got {content[:12]!r}")
 
 
+_MOST = 1e12  # microseconds: eleven days; times beyond it would overflow when they are framed
+
+
 def _whole(values: Array) -> Array:
     """Return values rounded to int64."""
-    if not np.isfinite(values).all():
-        raise ValueError("holds a value that is not finite")
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"holds {values.dtype} in place of numbers")
+    if not np.isfinite(values).all() or (abs(values.astype(float)) > _MOST).any():
+        raise ValueError(f"holds a value that is not finite, or beyond {_MOST:.0e}")
     return np.rint(values).astype(np.int64) if values.dtype.kind == "f" else values.astype(np.int64)
 
 

@@ -94,8 +94,8 @@ class TargetSpikeFunc(Function):
         rows = torch.arange(len(labels), device=x.device)
         incoming = grad_out[last.clamp(min=0), rows, labels]
         lag = last + 1 - torch.arange(steps, device=x.device)[:, None]  # of step s: t - s + 1
-        credited = lag >= 1
-        eps = spike_response_kernel(ctx.neuron, steps).to(x)[lag.clamp(min=1) - 1]
+        credited, lag = lag >= 1, lag.clamp(min=1)  # a negative power of a decay overflows
+        eps = spike_response_kernel(ctx.neuron, steps).to(x)[lag - 1]
         grad_w = incoming * slope_w * eps * credited
         grad_t = -incoming * slope_t * ctx.grad.decay_grad ** lag.to(x.dtype) * credited
         grad_x = grad_weight = None
