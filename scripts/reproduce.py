@@ -38,7 +38,7 @@ from snn.device import machine, pick_device  # noqa: E402
 
 TRAIN = ROOT / "train.py"
 EXPERIMENTS = ROOT / "configs" / "experiment"
-OWN_KEYS = ("seed", "experiment", "resume", "trainer.test_each_epoch", "trainer.stop_after")
+OWN_KEYS = ("seed", "experiment", "resume", "trainer.test_each_epoch")
 CODE = ["snn", "configs", "train.py"]  # what a result depends on
 POLL_SECONDS = 0.1
 

@@ -291,20 +291,26 @@ def settle(cfg: "DictConfig") -> "DictConfig":
     """
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import open_dict
+    from omegaconf import OmegaConf, open_dict
 
     hydra = HydraConfig.get()
     experiment, words = hydra.runtime.choices.get("experiment"), list(hydra.overrides.task)
     if experiment is None:
         return cfg
-    name = hydra.job.config_name
-    alone = compose(name, [f"experiment={_quote(experiment)}"], return_hydra_config=True)
+    name, hydra_words = (
+        hydra.job.config_name,
+        typing.cast(list[str], OmegaConf.to_container(hydra.overrides.hydra)),
+    )
+    path = [word for word in hydra_words if _key(word) == "hydra.searchpath"]
+    alone = compose(name, [f"experiment={_quote(experiment)}", *path], return_hydra_config=True)
     own = alone.hydra.runtime.choices
     choices = hydra.runtime.choices.items()
     other = [group for group, choice in choices if group in cfg and own[group] != choice]
     if other:
         of_others = [word for word in words if _key(word).split("@")[0].split(".")[0] in other]
-        plain = compose(name, [w if _is_group(_key(w)) or w[0] in "+~" else f"++{w}" for w in of_others])
+        plain = compose(
+            name, path + [w if _is_group(_key(w)) or w[0] in "+~" else f"++{w}" for w in of_others]
+        )
         with open_dict(cfg):
             for group in other:
                 cfg[group] = plain[group]

@@ -185,6 +185,7 @@ def test_cpu_blocks_of_any_width(channels):
         assert_equal_scans("cpu", current, torch.ones(channels), 3, pool, grad_out, neuron, grad, True)
 
 
+@pytest.mark.slow
 def test_a_row_of_windows_too_long_for_16_bits():
     """A pool over a whole map of many channels makes one block of 131,072 neurons."""
     neuron, grad = SRMParams(5.0, 3.0, 1.0), GradParams()

@@ -190,6 +190,7 @@ def test_a_value_with_other_than_ascii_is_read(program):
     assert "there is no checkpoint é/x" in program.train("resume=é/x").error
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_no_run(tmp_path):
     command = f"{sys.executable} {ROOT / 'train.py'} {' '.join(SMALL)} hydra.run.dir=run | head -1"
     ended = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)

@@ -63,6 +63,7 @@ def test_a_sweep_does_not_resume(program):
     assert "call it without -m" in program.train("-m", "resume=run").error
 
 
+@pytest.mark.slow
 def test_a_long_or_slashed_override_makes_a_plain_folder(program):
     layers = "-".join(["4"] * 200)
     assert program.train(*SMALL, "-m", f"network.layers={layers},4", "data.root=../../x,b").code == 0
