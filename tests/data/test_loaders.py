@@ -88,7 +88,9 @@ def test_random_augmentation_differs_by_sample_and_epoch_with_workers(monkeypatc
     assert torch.equal(parameters, drawn(0))
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"], indirect=True)
+@pytest.mark.parametrize(
+    "start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)], indirect=True
+)
 def test_worker_processes_change_nothing(start_method):
     alone, helped = (load_with(augment="crop4+flip", num_workers=workers).train for workers in (0, 2))
     assert all_equal(epoch_of(alone, 1), epoch_of(helped, 1))

@@ -80,6 +80,7 @@ def test_sgd_lowers_every_other_loss(loss):
     assert sum(after < before for before, after in results) >= 5, results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cross_entropy", "count", "tet"])
 def test_sgd_lowers_the_loss_with_a_surrogate_gradient(loss):
     results = [train(loss, seed, grad=SURROGATE) for seed in range(6)]
@@ -93,6 +94,7 @@ def test_without_count_to_time_it_raises_the_loss(loss, module, monkeypatch):
     assert sum(after > before for before, after in results) >= 8, results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["ttfs", "timing"])
 def test_with_the_sign_of_times_turned_it_raises_the_loss(loss, monkeypatch):
     times = snn.losses._times
