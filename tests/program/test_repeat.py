@@ -11,6 +11,8 @@ from omegaconf import OmegaConf
 
 from tests.program.conftest import SMALL, rows, summary
 
+pytestmark = pytest.mark.slow  # whole runs, several each
+
 ROOT = Path(__file__).parents[2]
 AUGMENT = "data.augment=resizedcrop0.7+flip+roll2|rotate30|cutout3"
 RANDOM = ("network.layers=8C3-P2-D0.2-16", AUGMENT, "encoding=poisson")

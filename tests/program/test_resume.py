@@ -9,6 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.program.conftest import SMALL, files, rows, summary
 
+pytestmark = pytest.mark.slow  # whole runs, several each
+
 RANDOM = (  # everything that draws: dropout, shuffling, augmentation, poisson
     "network.layers=8C3-P2-D0.2-16",
     "data.augment=crop4+flip",

@@ -6,6 +6,8 @@ import pytest
 
 from tests.program.conftest import SMALL, rows
 
+pytestmark = pytest.mark.slow  # whole runs, several each
+
 
 def jobs(program) -> dict[str, object]:
     (sweep,) = (program.folder / "runs" / "synthetic").iterdir()
