@@ -297,20 +297,14 @@ def settle(cfg: "DictConfig") -> "DictConfig":
     experiment, words = hydra.runtime.choices.get("experiment"), list(hydra.overrides.task)
     if experiment is None:
         return cfg
-    name, hydra_words = (
-        hydra.job.config_name,
-        typing.cast(list[str], OmegaConf.to_container(hydra.overrides.hydra)),
-    )
-    path = [word for word in hydra_words if _key(word) == "hydra.searchpath"]
+    name, hydra_words = hydra.job.config_name, OmegaConf.to_container(hydra.overrides.hydra)
+    path = [word for word in typing.cast(list[str], hydra_words) if _key(word) == "hydra.searchpath"]
     alone = compose(name, [f"experiment={_quote(experiment)}", *path], return_hydra_config=True)
-    own = alone.hydra.runtime.choices
-    choices = hydra.runtime.choices.items()
+    own, choices = alone.hydra.runtime.choices, hydra.runtime.choices.items()
     other = [group for group, choice in choices if group in cfg and own[group] != choice]
     if other:
-        of_others = [word for word in words if _key(word).split("@")[0].split(".")[0] in other]
-        plain = compose(
-            name, path + [w if _is_group(_key(w)) or w[0] in "+~" else f"++{w}" for w in of_others]
-        )
+        of_others = [_any_key(w) for w in words if _key(w).split("@")[0].split(".")[0] in other]
+        plain = compose(name, [*path, *of_others])
         with open_dict(cfg):
             for group in other:
                 cfg[group] = plain[group]
@@ -398,7 +392,7 @@ def _compose(job: list[str], args: argparse.Namespace, config_name: str) -> "Dic
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
 
-    words = [word if _is_group(_key(word)) or word[0] in "+~" else f"++{word}" for word in job]
+    words = [_any_key(word) for word in job]
     if args.config_dir:
         words.append(f"hydra.searchpath=[{_quote(f'file://{Path(args.config_dir).resolve()}')}]")
     with initialize_config_dir(version_base="1.3", config_dir=args.config_path or str(CONFIGS)):
@@ -413,6 +407,11 @@ def _compose(job: list[str], args: argparse.Namespace, config_name: str) -> "Dic
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
+
+
+def _any_key(word: str) -> str:
+    """Return a word of the command line as one that Hydra takes for a key that there is not, too."""
+    return word if _is_group(_key(word)) or word[0] in "+~" else f"++{word}"
 
 
 def _is_group(key: str) -> bool:

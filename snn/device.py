@@ -38,7 +38,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def set_precision(network: nn.Module, device: torch.device, precision: str) -> None:
+def set_precision(network: Any, device: torch.device, precision: str) -> None:
     """Have `network` compute in `precision` from now on, in training and in evaluation.
 
     Args:
@@ -55,7 +55,13 @@ def set_precision(network: nn.Module, device: torch.device, precision: str) -> N
             output: Tensor = type(self).forward(self, x)
         return output.float()
 
-    network.forward = types.MethodType(forward, network)  # a method, so that a copy runs its own weights
+    def teach(self: Any, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(device.type, torch.bfloat16):
+            output, seen = type(self).teach(self, x, labels)
+        return output.float(), seen.float()
+
+    network.forward = types.MethodType(forward, network)  # methods, so that a copy runs its own weights
+    network.teach = types.MethodType(teach, network)
 
 
 def compile_layers(network: nn.Module) -> None:

@@ -58,6 +58,28 @@ def test_bf16_convolves_low_and_answers_in_float32():
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in network.parameters())
 
 
+def test_bf16_holds_where_a_teacher_sets_spikes():
+    """Training with target spikes runs the network through `teach`: its output is that of a forward."""
+
+    def head(shape):
+        return SpikingHead(
+            shape, 3, neuron=SRMParams(), grad=GradParams(), weight_standardization=True, target_rise=0.05
+        )
+
+    torch.manual_seed(0)
+    network = SRMNetwork("6C3-P2-20", 2, 8, True, neuron=SRMParams(), grad=GradParams(), head=head).eval()
+    x, labels, products = torch.rand(5, 4, 2, 8, 8), torch.tensor([0, 1, 2, 0]), []
+    full = network(x)
+    set_precision(network, torch.device("cpu"), "bf16")
+    layer = network.layers[2]
+    layer.register_forward_pre_hook(lambda *_: products.append(torch.is_autocast_enabled("cpu")))
+    output, seen = network.teach(x, labels)
+    assert torch.equal(output, network(x)) and products == [True, True]
+    assert output.dtype == seen.dtype == full.dtype == torch.float32 and (seen >= output).all()
+    seen.sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in network.parameters())
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -62,7 +62,7 @@ class TargetSpikeFunc(Function):
         least_rise: float,
     ) -> Tensor:
         steps = len(x)
-        current = torch.einsum("tnf,nf->tn", x, weight[labels])
+        current = torch.einsum("tnf,nf->tn", x, weight[labels]).to(x.dtype)  # lower under autocast
         m = s = r = u_last = torch.zeros_like(current[0])
         rises, traces = [], []
         for t in range(steps):
