@@ -4,7 +4,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from snn.config import EvalConfig, TrainConfig, build, build_network, check, overridden, run, update
+from snn.config import build, build_network, check, overridden, run, update
+from snn.schema import EvalConfig, TrainConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -8,17 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snn.config import (
-    RESUME_KEYS,
-    TrainConfig,
-    build,
-    build_network,
-    check,
-    overridden,
-    run,
-    settle,
-    update,
-)
+from snn.config import build, build_network, check, overridden, run, settle, update
+from snn.schema import RESUME_KEYS, TrainConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

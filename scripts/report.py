@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snn.config import TrainConfig
+from snn.schema import TrainConfig
 
 MEANS = ["test/accuracy", "test/best_accuracy", "test/undecided", "test/spikes_per_image", "seconds"]
 CURVE = "test/accuracy of each epoch"

@@ -33,8 +33,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import report  # noqa: E402
 
-from snn.config import RESUME_KEYS, TrainConfig, compose  # noqa: E402
+from snn.config import compose  # noqa: E402
 from snn.device import machine, pick_device  # noqa: E402
+from snn.schema import RESUME_KEYS, TrainConfig  # noqa: E402
 
 TRAIN = ROOT / "train.py"
 EXPERIMENTS = ROOT / "configs" / "experiment"

@@ -1,4 +1,4 @@
-"""From the words a user types to a checked config and a started job: schema, check(), build(), run().
+"""From the words a user types to a checked config and a started job: check(), build(), run().
 
 Hydra and OmegaConf stop here and in the two scripts: the rest sees plain Python and built objects.
 """
@@ -6,7 +6,6 @@ Hydra and OmegaConf stop here and in the two scripts: the rest sees plain Python
 import argparse
 import difflib
 import logging
-import math
 import os
 import re
 import sys
@@ -14,119 +13,21 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snn.schema import RESUME_KEYS, EvalConfig, TrainConfig
 from snn.targets import build, check_target, is_target, require_kind, require_known
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from torch import Tensor
 
-__all__ = ["RESUME_KEYS", "EvalConfig", "TrainConfig", "TrainerConfig", "build", "check", "compose", "run"]
+__all__ = ["build", "check", "compose", "run"]
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-
-
-# What an evaluation may change of the data: where they lie and which are used, not what shaped the network.
-EVAL_DATA_KEYS = ("root", "download", "val_fraction", "split_seed", "num_workers", "augment", "limit")
-
-
-@dataclass
-class TrainerConfig:
-    """The training loop.
-
-    Attributes:
-        epochs: Horizon of the schedule, in epochs.
-        stop_after: End once this epoch is done and leave a resumable run; null = never.
-        batch_size: Samples per forward pass, in training and in evaluation.
-        accumulate: Batches whose gradients make one optimizer step.
-        clip_norm: Largest norm of the whole gradient; null = no clip.
-        clamp_weights: Largest magnitude of a weight (not of gains, biases and affine); null = no clamp.
-        norm_weight_decay: Weight decay of gains, biases and affine; null = the optimizer's.
-        precision: fp32; or bf16: convolutions and matrix products in bfloat16, the neurons in float32.
-        compile: Whether torch compiles each layer.
-        test_each_epoch: Whether the test set is evaluated after each epoch as well, and the best accuracy on
-            it reported beside that of the epoch chosen on validation. Most papers report the former.
-    """
-
-    epochs: int
-    stop_after: int | None
-    batch_size: int
-    accumulate: int
-    clip_norm: float | None
-    clamp_weights: float | None
-    norm_weight_decay: float | None
-    precision: str
-    compile: bool
-    test_each_epoch: bool
-
-    def __post_init__(self) -> None:
-        for key in ("epochs", "stop_after", "batch_size", "accumulate"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"trainer.{key} must be at least 1, got {value}")
-        for key in ("clip_norm", "clamp_weights"):
-            value = getattr(self, key)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"trainer.{key} must be null or finite and > 0, got {value}")
-        decay = self.norm_weight_decay
-        if decay is not None and not (math.isfinite(decay) and decay >= 0):
-            raise ValueError(f"trainer.norm_weight_decay must be null or finite and >= 0, got {decay}")
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"trainer.precision must be fp32 or bf16, got {self.precision!r}")
-
-
-@dataclass
-class TrainConfig:
-    """Root of a training config; every component but the trainer is a `_target_` node."""
-
-    seed: int
-    device: str
-    name: str
-    resume: str | None
-    data: dict[str, Any]
-    encoding: dict[str, Any]
-    neuron: dict[str, Any]
-    surrogate: dict[str, Any]
-    network: dict[str, Any]
-    head: dict[str, Any]
-    loss: dict[str, Any]
-    calibrate: dict[str, Any]
-    optimizer: dict[str, Any]
-    scheduler: dict[str, Any]
-    trainer: TrainerConfig
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
-        if not re.fullmatch(r"[\w.+=-]+", self.name) or self.name.startswith("."):
-            raise ValueError(
-                f"name must be made of letters, digits and _ . + = - (it names a folder), got {self.name!r}"
-            )
-
-
-@dataclass
-class EvalConfig:
-    """Root of an evaluation config; null means: as in the checkpoint."""
-
-    checkpoint: str
-    device: str | None
-    batch_size: int | None
-    split: str
-    steps: int | None
-    data: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        if self.split not in ("train", "val", "test"):
-            raise ValueError(f"split must be train, val or test, got {self.split!r}")
-        for key in ("batch_size", "steps"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"{key} must be at least 1, got {value}")
-        require_known("data", self.data, EVAL_DATA_KEYS)
 
 
 Root = typing.TypeVar("Root", TrainConfig, EvalConfig)
@@ -197,10 +98,6 @@ def build_network(config: TrainConfig) -> "tuple[Any, Callable[..., Tensor]]":
         )
         raise ValueError(f"{gives}, but the loss {reads}: try {fitting}")
     return network, loss_fn
-
-
-# What may differ when a run is resumed: where it runs and when it pauses, never what it computes.
-RESUME_KEYS = ["device", "data.root", "data.num_workers", "trainer.stop_after"]
 
 
 def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str] | None) -> int:

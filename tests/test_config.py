@@ -9,7 +9,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from snn.config import CONFIGS, TrainConfig, build, build_network, check, update
+from snn.config import CONFIGS, build, build_network, check, update
+from snn.schema import TrainConfig
 from snn.layers import SpikeDropout, SRMConv2d
 from snn.neuron import GradParams, SRMParams
 

@@ -1,0 +1,109 @@
+"""The roots of a config, typed: what a run and an evaluation are told, and which values are legal."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from snn.targets import require_known
+
+# What may differ when a run is resumed: where it runs and when it pauses, never what it computes.
+RESUME_KEYS = ["device", "data.root", "data.num_workers", "trainer.stop_after"]
+
+# What an evaluation may change of the data: where they lie and which are used, not what shaped the network.
+EVAL_DATA_KEYS = ("root", "download", "val_fraction", "split_seed", "num_workers", "augment", "limit")
+
+
+@dataclass
+class TrainerConfig:
+    """The training loop.
+
+    Attributes:
+        epochs: Horizon of the schedule, in epochs.
+        stop_after: End once this epoch is done and leave a resumable run; null = never.
+        batch_size: Samples per forward pass, in training and in evaluation.
+        accumulate: Batches whose gradients make one optimizer step.
+        clip_norm: Largest norm of the whole gradient; null = no clip.
+        clamp_weights: Largest magnitude of a weight (not of gains, biases and affine); null = no clamp.
+        norm_weight_decay: Weight decay of gains, biases and affine; null = the optimizer's.
+        precision: fp32; or bf16: convolutions and matrix products in bfloat16, the neurons in float32.
+        compile: Whether torch compiles each layer.
+        test_each_epoch: Whether the test set is evaluated after each epoch as well, and the best accuracy on
+            it reported beside that of the epoch chosen on validation. Most papers report the former.
+    """
+
+    epochs: int
+    stop_after: int | None
+    batch_size: int
+    accumulate: int
+    clip_norm: float | None
+    clamp_weights: float | None
+    norm_weight_decay: float | None
+    precision: str
+    compile: bool
+    test_each_epoch: bool
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "stop_after", "batch_size", "accumulate"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"trainer.{key} must be at least 1, got {value}")
+        for key in ("clip_norm", "clamp_weights"):
+            value = getattr(self, key)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"trainer.{key} must be null or finite and > 0, got {value}")
+        decay = self.norm_weight_decay
+        if decay is not None and not (math.isfinite(decay) and decay >= 0):
+            raise ValueError(f"trainer.norm_weight_decay must be null or finite and >= 0, got {decay}")
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f"trainer.precision must be fp32 or bf16, got {self.precision!r}")
+
+
+@dataclass
+class TrainConfig:
+    """Root of a training config; every component but the trainer is a `_target_` node."""
+
+    seed: int
+    device: str
+    name: str
+    resume: str | None
+    data: dict[str, Any]
+    encoding: dict[str, Any]
+    neuron: dict[str, Any]
+    surrogate: dict[str, Any]
+    network: dict[str, Any]
+    head: dict[str, Any]
+    loss: dict[str, Any]
+    calibrate: dict[str, Any]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
+    trainer: TrainerConfig
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
+        if not re.fullmatch(r"[\w.+=-]+", self.name) or self.name.startswith("."):
+            raise ValueError(
+                f"name must be made of letters, digits and _ . + = - (it names a folder), got {self.name!r}"
+            )
+
+
+@dataclass
+class EvalConfig:
+    """Root of an evaluation config; null means: as in the checkpoint."""
+
+    checkpoint: str
+    device: str | None
+    batch_size: int | None
+    split: str
+    steps: int | None
+    data: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "val", "test"):
+            raise ValueError(f"split must be train, val or test, got {self.split!r}")
+        for key in ("batch_size", "steps"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}")
+        require_known("data", self.data, EVAL_DATA_KEYS)
