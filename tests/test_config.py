@@ -10,9 +10,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from snn.config import CONFIGS, build, build_network, check, update
-from snn.schema import TrainConfig
 from snn.layers import SpikeDropout, SRMConv2d
 from snn.neuron import GradParams, SRMParams
+from snn.schema import TrainConfig
 
 
 def composed(*words: str) -> TrainConfig:
