@@ -20,12 +20,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def evaluate_checkpoint(cfg: "DictConfig") -> None:
     """Rebuild the network of a checkpoint from the config in it, and evaluate it on one split."""
-    from snn.checkpoint import find_checkpoint, load_checkpoint
+    from snn.checkpoint import find_checkpoint, load_checkpoint, load_weights
     from snn.device import pick_device, set_precision
-    from snn.trainer import evaluate
+    from snn.evaluation import evaluate
 
     options = check(cfg, EvalConfig)
-    checkpoint = load_checkpoint(find_checkpoint(options.checkpoint, "best.ckpt"))
+    checkpoint = load_checkpoint(find_checkpoint(options.checkpoint, ("best.ckpt",)))
     changes = {"data.augment": "none", **overridden(cfg, [f"data.{key}" for key in options.data])}
     renamed = {
         "device": options.device,
@@ -37,7 +37,7 @@ def evaluate_checkpoint(cfg: "DictConfig") -> None:
 
     device = pick_device(config.device)
     network, loss_fn = build_network(config)
-    network.load_state_dict(checkpoint["network"])
+    load_weights(network, checkpoint["network"], options.checkpoint)
     network.to(device)
     set_precision(network, device, config.trainer.precision)
     encode = build(config.encoding, seed=config.seed)

@@ -4,12 +4,12 @@ import logging
 import os
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snn.config import build, build_network, check, overridden, run, settle, update
-from snn.schema import RESUME_KEYS, TrainConfig
+from snn.schema import AUTO, RESUME_KEYS, TrainConfig, flat, require_same
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -29,29 +29,53 @@ def job(cfg: "DictConfig") -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from snn.checkpoint import find_checkpoint, load_checkpoint
     from snn.run_folder import RunFolder
 
     hydra = HydraConfig.get()
     folder = RunFolder(hydra.runtime.output_dir)
-    config, checkpoint = check(settle(cfg), TrainConfig), None
-    if config.resume is None:
-        folder.require_fresh()
-    elif folder.summary.exists():
-        log.info("%s is finished: nothing to resume", folder.path)
-        return
-    else:
-        find_checkpoint(str(folder.best))  # the end of the run needs it
-        checkpoint = load_checkpoint(find_checkpoint(config.resume))
-        changes = {"trainer.stop_after": None, **overridden(cfg, RESUME_KEYS)}
-        config = check(update(checkpoint["config"], changes), TrainConfig)
+    folder.require_writable()
+    folder.path.mkdir(parents=True, exist_ok=True)
     try:
-        train(config, checkpoint, folder, list(hydra.overrides.task))
+        with folder.locked():
+            config, checkpoint = prepare(cfg, folder)
+            if folder.summary.exists():
+                log.info("%s is finished: nothing to resume", folder.path)
+                return
+            train(config, checkpoint, folder, list(hydra.overrides.task))
     except Exception as error:
         if hydra.mode == RunMode.MULTIRUN:
             folder.write_error()
             log.error("job %s failed: %s", folder.path, error)
         raise
+
+
+def prepare(cfg: "DictConfig", folder: "RunFolder") -> "tuple[TrainConfig, dict[str, Any] | None]":
+    """Return the config of a job, and the checkpoint it goes on from; None starts afresh.
+
+    Raises:
+        ValueError: The folder holds a run where none is to be, or one of another config.
+    """
+    from snn.checkpoint import find_checkpoint, load_checkpoint, newest_checkpoint
+
+    config = check(settle(cfg), TrainConfig)
+    if config.resume is None:
+        folder.require_fresh()
+        return config, None
+    if config.resume == AUTO:
+        checkpoint = newest_checkpoint(folder.checkpoints)
+        if checkpoint is None:
+            return replace(config, resume=None), None
+        require_same(asdict(config), checkpoint["config"], folder.path)
+        changes = {key: flat(asdict(config))[key] for key in RESUME_KEYS}
+    else:
+        found = find_checkpoint(config.resume)
+        whole_folder = Path(config.resume).expanduser().is_dir()
+        checkpoint = newest_checkpoint(folder.checkpoints if whole_folder else [found])
+        assert checkpoint is not None
+        changes = {"trainer.stop_after": None, **overridden(cfg, RESUME_KEYS)}
+    if checkpoint["best"]["epoch"]:
+        load_checkpoint(find_checkpoint(str(folder.best)))  # the end of the run needs it
+    return check(update(checkpoint["config"], changes), TrainConfig), checkpoint
 
 
 def train(
@@ -66,14 +90,20 @@ def train(
         checkpoint: Where to go on; None starts afresh.
         folder: Where the run is written.
         overrides: Words of the command line.
+
+    Raises:
+        SystemExit: A signal ended the run: 143 for SIGTERM, 130 for SIGINT.
     """
     import torch
 
-    from snn.device import compile_layers, pick_device, set_precision
+    from snn.device import compile_layers, pick_device, set_deterministic, set_precision
+    from snn.origin import code_diff, origin
     from snn.trainer import Trainer, parameter_groups, steps_per_epoch
 
+    options = config.trainer
+    set_deterministic(options.deterministic)
     torch.manual_seed(config.seed)
-    device, options = pick_device(config.device), config.trainer
+    device = pick_device(config.device)
     network, loss_fn = build_network(config)
     network.to(device)
     set_precision(network, device, options.precision)
@@ -81,7 +111,8 @@ def train(
     calibrate = build(config.calibrate)
     optimizer = build(config.optimizer, params=parameter_groups(network, options.norm_weight_decay))
     data = build(config.data, batch_size=options.batch_size, seed=config.seed)
-    encode(*data.train.first(1), 0)  # an encoding that does not fit the data: no folder is made
+    images, _, index = data.train.first(1)
+    encode(images, index, 0)  # an encoding that does not fit the data: nothing is written
     total_steps = options.epochs * steps_per_epoch(data.train, options.accumulate)
     scheduler = build(config.scheduler, optimizer=optimizer, total_steps=total_steps)
     trainer = Trainer(
@@ -101,15 +132,19 @@ def train(
         clip_norm=options.clip_norm,
         clamp_weights=options.clamp_weights,
         test_each_epoch=options.test_each_epoch,
+        checkpoint_every_steps=options.checkpoint_every_steps,
+        checkpoint_every_minutes=options.checkpoint_every_minutes,
+        skip_nonfinite=options.on_nonfinite == "skip",
     )
     if checkpoint is not None:
         trainer.load(checkpoint)
-    with folder.recording(asdict(config), overrides, trainer.epoch, trainer.step):
+    start = {"overrides": overrides, "seed": config.seed, **origin(device)}
+    with folder.recording(asdict(config), start, code_diff(), trainer.epoch, trainer.step):
         log.info("%s on %s, seed %d\n%s", folder.path, device, config.seed, network)
         if checkpoint is None:
             if data.split is not None:
                 folder.write_split(data.split)
-            images, index = (part.to(device) for part in data.train.first(calibrate.batch_size))
+            images, _, index = (part.to(device) for part in data.train.first(calibrate.batch_size))
             calibrate(network, encode(images, index, 0))
         if options.compile:
             compile_layers(network)
@@ -120,6 +155,8 @@ def train(
             script, word = Path(__file__), f"resume={folder.path}"
         nearest = min(str(script), os.path.relpath(script), key=len)
         log.info("python %s %s", shlex.quote(nearest), shlex.quote(word))
+    if trainer.ended_by is not None:
+        raise SystemExit(128 + trainer.ended_by)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from snn.calibrate import Calibration
-from snn.device import machine
 from snn.encoding import Direct
 from snn.monitor import SpikeMonitor
 from snn.networks import SRMNetwork
@@ -33,6 +32,7 @@ from snn.neuron import GradParams, SRMParams
 from snn.ops.srm.reference import scan_backward as reference_backward
 from snn.ops.srm.reference import scan_forward as reference_forward
 from snn.ops.srm.scan import scan_backward, scan_forward
+from snn.origin import machine
 from snn.trainer import parameter_groups
 
 NEURON, GRAD = SRMParams(), GradParams()

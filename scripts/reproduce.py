@@ -6,13 +6,12 @@ A row of the table is a file of configs/experiment/, alone or with overrides joi
 `train.py` of its own, in OUT/runs/ROW/sSEED: a run that fails is told in the table, the others go on. The
 same command again runs what is missing, and goes on with what was interrupted. All rows get their first
 seed before any gets its second. `--minutes` is for the whole call: what runs when they are over is stopped,
-loses the epoch it is in, and is told as unfinished.
+goes on from there another time, and is told as unfinished.
 
 Written to OUT: results.md, results.json, and results.png, which needs `pip install -e ".[report]"`.
 """
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -22,10 +21,10 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,13 +33,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 import report  # noqa: E402
 
 from snn.config import compose  # noqa: E402
-from snn.device import machine, pick_device  # noqa: E402
-from snn.schema import RESUME_KEYS, TrainConfig  # noqa: E402
+from snn.device import pick_device  # noqa: E402
+from snn.origin import now  # noqa: E402
+from snn.schema import AUTO, RESUME_KEYS, TrainConfig, flat  # noqa: E402
 
 TRAIN = ROOT / "train.py"
 EXPERIMENTS = ROOT / "configs" / "experiment"
 OWN_KEYS = ("seed", "experiment", "resume", "trainer.test_each_epoch")
-CODE = ["snn", "configs", "train.py"]  # what a result depends on
 POLL_SECONDS = 0.1
 
 
@@ -198,15 +197,6 @@ def require_same(run: Run) -> None:
             raise ValueError(f"{run.folder} holds a run with other settings: {values}; take another --out")
 
 
-def flat(node: Any, path: str = "") -> dict[str, Any]:
-    """Return a config's values by dotted key."""
-    if not isinstance(node, dict):
-        return {path: node}
-    return {
-        k: v for name, value in node.items() for k, v in flat(value, f"{path}.{name}".lstrip(".")).items()
-    }
-
-
 def run_all(runs: list[Run], options: argparse.Namespace) -> int:
     """Run what is not finished, in order, while there is time; return 130 if the user stopped it, else 0."""
     waiting = [run for run in runs if not run.has("summary.json")]
@@ -233,39 +223,18 @@ def run_all(runs: list[Run], options: argparse.Namespace) -> int:
 
 
 def start(run: Run, jobs: int) -> Child:
-    """Start a run, or go on with it; what it computes on is added to its starts.jsonl."""
-    if run.has("last.ckpt"):
-        words = [f"resume={run.folder}", *(word for word in run.words if key(word) in RESUME_KEYS)]
-    else:
-        quoted = str(run.folder).replace("'", "\\'")
-        words = [*run.words, f"hydra.run.dir='{quoted}'"]
-        for name in ("metrics.jsonl", "best.ckpt"):  # of a first epoch that did not come to its end
-            (run.folder / name).unlink(missing_ok=True)
+    """Start a run, or go on with it."""
+    quoted = str(run.folder).replace("'", "\\'")
+    words = [*run.words, f"resume={AUTO}", f"hydra.run.dir='{quoted}'"]
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "error.txt").unlink(missing_ok=True)
-    environment, facts = dict(os.environ), origin(run.config.device)
+    environment = dict(os.environ)
     if jobs > 1 and "OMP_NUM_THREADS" not in environment:
-        facts["threads"] = max(1, facts["threads"] // jobs)
-        environment["OMP_NUM_THREADS"] = str(facts["threads"])
-    with (run.folder / "starts.jsonl").open("a") as file:
-        file.write(json.dumps({"date": now(), **facts}) + "\n")
+        environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // jobs))
     stderr = tempfile.TemporaryFile()
     command = [sys.executable, str(TRAIN), *words]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
     return Child(run, process, stderr)
-
-
-def origin(device: str) -> dict[str, Any]:
-    """Return the machine, the versions, and the state of the code where git tells it."""
-    facts, git = machine(pick_device(device), "torch", "numba", "triton"), ["git", "-C", str(ROOT)]
-    try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout
-        changes = subprocess.run([*git, "status", "--porcelain", "--", *CODE], capture_output=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return facts
-    return {**facts, "commit": commit.strip(), "changed": bool(changes)}
 
 
 def conclude(child: Child) -> None:
@@ -281,7 +250,7 @@ def conclude(child: Child) -> None:
 
 
 def stop(child: Child) -> None:
-    """End a run in progress; it can go on from its last whole epoch."""
+    """End a run in progress, which writes where it stands first."""
     child.process.terminate()
     child.process.wait()
     child.stderr.close()
@@ -294,11 +263,6 @@ def tell(run: Run) -> None:
     state = run.state()
     result = f", test accuracy {state['test/accuracy']:.4f}" if "test/accuracy" in state else ""
     print(f"    {run.name}: {state['state']}{result}", flush=True)
-
-
-def now() -> str:
-    """Return date and time."""
-    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 if __name__ == "__main__":

@@ -1,32 +1,70 @@
-"""Checkpoints: written whole or not at all, read without running anything."""
+"""Checkpoints: written whole or not at all, known to be whole when read, read without running anything.
 
+A checkpoint is a zip as `torch.save` writes it, and `torch.load` reads it. The comment that ends the zip
+holds the SHA-256 of every byte before it, so that a changed, missing or added byte is seen, wherever it is.
+"""
+
+import hashlib
+import io
+import logging
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-KEYS = {"config", "network", "optimizer", "scheduler", "rng", "epoch", "step", "best", "seconds", "versions"}
+log = logging.getLogger(__name__)
+
+KEYS = {
+    "config",
+    "network",
+    "optimizer",
+    "scheduler",
+    "rng",
+    "epoch",
+    "step",
+    "progress",
+    "best",
+    "best_on_test",
+    "seconds",
+    "versions",
+}
+RESUMABLE = ("last.ckpt", "previous.ckpt", "best.ckpt")  # of a run folder, from which it can go on
+ZIP_END = b"PK\x05\x06"  # the record that ends a zip, 22 bytes, of which the last two count the comment's
+MARK = b"sha256:"
+SEAL_BYTES = len(MARK) + 64
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, state: dict[str, Any], previous: Path | None = None) -> None:
     """Write `state` to `path` atomically: beside it, flushed to the disk, then renamed over it.
 
     Args:
         path: Checkpoint file.
         state: Plain containers, numbers, strings and tensors, under the keys `KEYS` (the versions are added
             here).
+        previous: Where what `path` held until now is kept, once the new one is whole; a damaged one is not.
+
+    Raises:
+        OSError: It could not be written; `path` and `previous` are as they were.
     """
+    buffer = io.BytesIO()
+    torch.save({**state, "versions": versions()}, buffer)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
-            torch.save({**state, "versions": versions()}, file)
+            file.write(_sealed(buffer.getvalue()))
             file.flush()
             os.fsync(file.fileno())
+        if previous is not None and path.exists() and _is_whole(path.read_bytes()):
+            os.replace(path, previous)
         os.replace(beside, path)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}; the files of before are untouched") from error
     finally:
         beside.unlink(missing_ok=True)
+    _sync_folder(path.parent)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -35,29 +73,76 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The file is damaged, or no checkpoint of this project.
     """
+    content = path.read_bytes()
+    if not _is_whole(content):
+        raise ValueError(f"{path} is damaged, or no checkpoint: it does not end with its own checksum")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (FileNotFoundError, PermissionError):
-        raise
-    except Exception as error:  # noqa: BLE001  a damaged file fails in many ways; the cause is kept
-        raise ValueError(f"{path} is damaged, or no checkpoint") from error
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001  what is no checkpoint fails in many ways; the cause is kept
+        raise ValueError(f"{path} is no checkpoint of this project") from error
     if not isinstance(state, dict) or not set(state) >= KEYS:
         raise ValueError(f"{path} is no checkpoint of this project")
     return state
 
 
-def find_checkpoint(path: str, default: str = "last.ckpt") -> Path:
-    """Return the checkpoint that `path` means: the file itself, or `default` in a run folder.
+def find_checkpoint(path: str, names: tuple[str, ...] = RESUMABLE) -> Path:
+    """Return the checkpoint that `path` means: the file itself, or the first of `names` in a run folder.
 
     Raises:
         FileNotFoundError: There is none.
     """
     found = Path(path).expanduser()
-    if found.is_dir():
-        found = found / default
-    if not found.is_file():
-        raise FileNotFoundError(f"there is no checkpoint {found}")
-    return found
+    files = [found / name for name in names] if found.is_dir() else [found]
+    for file in files:
+        if file.is_file():
+            return file
+    raise FileNotFoundError(f"there is no checkpoint {files[0]}")
+
+
+def newest_checkpoint(paths: list[Path]) -> dict[str, Any] | None:
+    """Return the newest whole checkpoint of `paths`; None if none of them is there.
+
+    The first is the newest as a rule, and the others are read only if it is damaged or missing. A damaged
+    one is named in a warning.
+
+    Raises:
+        ValueError: All that are there are damaged.
+    """
+    states: list[tuple[Path, dict[str, Any]]] = []
+    damage: list[str] = []
+    for path in filter(Path.is_file, paths):
+        try:
+            states.append((path, load_checkpoint(path)))
+        except ValueError as error:
+            damage.append(str(error))
+        if states and path == paths[0]:
+            break
+    if not states:
+        if damage:
+            raise ValueError("; ".join(damage))
+        return None
+    path, state = max(states, key=lambda found: found[1]["step"])
+    for text in damage:
+        log.warning("warning: %s; going on from %s, step %d", text, path, state["step"])
+    return state
+
+
+def load_weights(network: nn.Module, weights: dict[str, Any], path: object) -> None:
+    """Load `weights` into `network`, strictly.
+
+    Raises:
+        ValueError: They are another network's; one line names the first tensor that does not fit.
+    """
+    own = network.state_dict()
+    for name, value in own.items():
+        if name not in weights:
+            raise ValueError(f"{path} is of another network: it lacks {name}")
+        if weights[name].shape != value.shape:
+            shapes = f"{list(weights[name].shape)} there and {list(value.shape)} here"
+            raise ValueError(f"{path} is of another network: {name} has the shape {shapes}")
+    if extra := [name for name in weights if name not in own]:
+        raise ValueError(f"{path} is of another network: it holds {extra[0]}, which this one has not")
+    network.load_state_dict(weights)
 
 
 def rng_state() -> dict[str, Any]:
@@ -76,3 +161,26 @@ def set_rng_state(state: dict[str, Any]) -> None:
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     return {"python": platform.python_version(), "torch": str(torch.__version__)}
+
+
+def _sealed(content: bytes) -> bytes:
+    """Return a zip without a comment as the same zip whose comment is the checksum of all before it."""
+    assert content[-22:-18] == ZIP_END and content[-2:] == b"\0\0"
+    content = content[:-2] + SEAL_BYTES.to_bytes(2, "little")
+    return content + MARK + hashlib.sha256(content).hexdigest().encode()
+
+
+def _is_whole(content: bytes) -> bool:
+    body, seal = content[:-SEAL_BYTES], content[-SEAL_BYTES:]
+    return seal == MARK + hashlib.sha256(body).hexdigest().encode()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk, where the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

@@ -18,7 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snn.schema import RESUME_KEYS, EvalConfig, TrainConfig
+from snn.schema import AUTO, RESUME_KEYS, EvalConfig, TrainConfig
+from snn.signals import Terminated, raising
 from snn.targets import build, check_target, is_target, require_kind, require_known
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
         except Exception as error:  # noqa: BLE001  kept from Hydra, which would print a line of its own
             failed.append(error)
 
-    with _console(), _as_command(words):
+    with _console(), _as_command(words), raising():
         try:
             sys.argv[1:], multirun = _preflight(words, schema, config_name, own_folder)
             decorate = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
@@ -138,6 +139,9 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
                 raise error
             return 0
         except SystemExit as stop:
+            _remove_empty(own_folder)
+            if isinstance(stop, Terminated):
+                print("error: terminated", file=sys.stderr)  # noqa: T201
             return stop.code if isinstance(stop.code, int) else 1
         except KeyboardInterrupt:
             _remove_empty(own_folder)
@@ -260,15 +264,20 @@ def _preflight(
         return ["hydra.run.dir=.", *command], False
     stamp = f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
     folder = Path("runs") / first.name / f"{stamp}-s{first.seed}-{os.getpid()}"
-    if first.resume is not None:
+    if first.resume == AUTO:
+        where = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
+        if where not in given:
+            raise ValueError(f"resume={AUTO} needs the folder of the run: {where}=PATH")
+    elif first.resume is not None:
         from snn.checkpoint import find_checkpoint
 
         if args.multirun:
-            raise ValueError("resume continues one run: call it without -m")
+            raise ValueError(f"resume continues one run: call it without -m, or with resume={AUTO}")
         if unknown := given - {*RESUME_KEYS, "resume"}:
             rule = f"resume takes its config from the checkpoint; only {', '.join(RESUME_KEYS)} may be given"
             raise ValueError(f"{rule}, got {', '.join(sorted(unknown))}")
-        folder = find_checkpoint(first.resume).parent
+        path = Path(first.resume).expanduser()
+        folder = path if path.is_dir() else find_checkpoint(first.resume).parent
     elif "hydra.run.dir" not in given and not args.multirun:
         own_folder.append(folder)
     fixed = [_quote(_key(o.get_key_element())) for o in overrides if not o.is_sweep_override()]

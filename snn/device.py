@@ -2,10 +2,7 @@
 
 import logging
 import os
-import platform
 import types
-from importlib import metadata, util
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,28 +80,18 @@ def compile_layers(network: nn.Module) -> None:
             layer.forward = types.MethodType(compiled, layer)
 
 
-def machine(device: torch.device, *packages: str) -> dict[str, Any]:
-    """Return what a measurement on `device` depends on: processor, threads, and versions.
+def set_deterministic(wanted: bool) -> None:
+    """Have torch use only algorithms that repeat to the bit, or whichever it likes.
 
-    Args:
-        device: Where it is made; a GPU's name is added.
-        packages: Whose versions are told, of those that are installed.
+    With such, an op that has none raises a RuntimeError which names it.
     """
-    facts: dict[str, Any] = {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in packages if util.find_spec(name)},
-    }
-    if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
-    return facts
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.benchmark = False
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # asked for by torch, read by cuBLAS
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # our ops write all that they read
+        log.info(
+            "trainer.deterministic: equal bits for one seed, machine kind and number of threads (%d here); "
+            "on a CPU it costs nothing, on a GPU convolutions may be slower",
+            torch.get_num_threads(),
+        )

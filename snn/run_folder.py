@@ -3,23 +3,35 @@
 config.yaml      the resolved config         metrics.jsonl   a row per epoch
 overrides.yaml   the words of the command    summary.json    the end of the run
 train.log        what the console showed     tb/             the rows, for TensorBoard
-last.ckpt        the newest epoch            best.ckpt       the best one on validation
-error.txt        the traceback, if it failed
+last.ckpt        the newest step saved       best.ckpt       the best epoch on validation
+previous.ckpt    what last.ckpt was before   error.txt       the traceback, if it failed
+starts.jsonl     a row per start: date, command, seed, place, machine, versions, commit
+code-N.diff      how the code of start N (from 0) differs from its commit, if it does
 split.json       names of the recordings of each split, for a set without an official one
 """
 
+import errno
+import fcntl
 import json
 import logging
+import math
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
+
+from snn.checkpoint import RESUMABLE
+from snn.schema import flat
+
+log = logging.getLogger(__name__)
+
+PLACE = ("commit", "changed", "cpu", "gpu", "threads", "torch", "numba", "triton")  # what moves the last bits
 
 
 class RunFolder:
@@ -32,57 +44,101 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         here = Path.cwd()
         self.path = Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
-        self.last, self.best = self.path / "last.ckpt", self.path / "best.ckpt"
+        self.checkpoints = [self.path / name for name in RESUMABLE]
+        self.last, self.previous, self.best = self.checkpoints
         self.summary, self.metrics = self.path / "summary.json", self.path / "metrics.jsonl"
+        self.starts = self.path / "starts.jsonl"
         self._writer: SummaryWriter | None = None
 
     def require_fresh(self) -> None:
         """Raise ValueError if the folder holds another run."""
-        for file in (self.metrics, self.last, self.best, self.summary):
+        for file in (self.metrics, self.last, self.previous, self.best, self.summary):
             if file.exists():
                 raise ValueError(f"{self.path} holds a run already ({file.name}); resume=PATH continues one")
 
+    def require_writable(self) -> None:
+        """Raise OSError unless the folder is there to be written, or can be made.
+
+        It makes the folder, and removes it again if it was not there.
+        """
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".writable.{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise OSError(f"cannot write into the run folder {self.path}: {error.strerror}") from error
+        finally:
+            with suppress(OSError):
+                for path in missing:
+                    path.rmdir()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the folder, which is there, from a second run at the same time.
+
+        The lock is the kernel's: it ends with the process, however that ends. Where the file system knows
+        no locks there is none.
+
+        Raises:
+            ValueError: Another process holds it.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise ValueError(f"{self.path} is in use: another process trains in it") from error
+        except OSError:
+            log.info("no lock on %s: its file system has none", self.path)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
     @contextmanager
     def recording(
-        self, config: dict[str, Any], overrides: list[str], epoch: int, step: int
+        self, config: dict[str, Any], start: dict[str, Any], diff: str, epoch: int, step: int
     ) -> Iterator[None]:
         """Open the files, close them at the end, and leave error.txt if the run fails.
 
         Args:
             config: The resolved config.
-            overrides: Words of the command line.
+            start: What to say of this start: `overrides`, the words of the command line, and where and with
+                what it runs.
+            diff: How the code differs from its commit.
             epoch: Epochs done: 0 for a fresh run; for a resumed one, later rows of metrics.jsonl are cut.
-            step: Optimizer steps done; later ones are purged from TensorBoard.
+            step: Optimizer steps done; 0 for a fresh run. Later ones are purged from TensorBoard.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(self.path / "train.log", encoding="utf-8")
+        handler = _LogFile(self.path / "train.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("snn").addHandler(handler)
         try:
             (self.path / "error.txt").unlink(missing_ok=True)
-            if epoch == 0:
-                _write(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-                _write(self.path / "overrides.yaml", yaml.safe_dump(overrides))
-            if self.metrics.exists():
-                _write(self.metrics, "".join(f"{row}\n" for row in _rows(self.metrics, epoch)))
-            self._writer = SummaryWriter(str(self.path / "tb"), purge_step=step + 1 if step else None)
-            if epoch == 0:
-                for summary in hparams(_flat(config), {"val/accuracy": 0.0}):
-                    self._writer._get_file_writer().add_summary(summary)
+            if step == 0:
+                self._clear()
+                write_whole(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+                write_whole(self.path / "overrides.yaml", yaml.safe_dump(start["overrides"]))
+            self._note_start({**start, "epoch": epoch, "step": step}, diff)
+            self._open_rows(epoch)
+            if step == 0:
+                for summary in hparams(_shown(config), {"val/accuracy": 0.0}):
+                    self._file_writer().add_summary(summary)
             yield
         except BaseException:
             self.write_error()
             raise
         finally:
             if self._writer is not None:
-                self._writer.close()
+                with suppress(OSError):  # a full disk, of which the run has said so
+                    self._writer.close()
             logging.getLogger("snn").removeHandler(handler)
             handler.close()
 
     def log_row(self, row: dict[str, float]) -> None:
         """Append an epoch's row to metrics.jsonl and, under the same keys, to TensorBoard."""
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        append_line(self.metrics, json.dumps(row, allow_nan=False))
         self.log_scalars(row, int(row["step"]))
 
     def log_scalars(self, values: dict[str, float], step: int) -> None:
@@ -94,40 +150,105 @@ class RunFolder:
 
     def write_split(self, split: dict[str, list[str]]) -> None:
         """Write split.json: names of the recordings of train, val and test."""
-        _write(self.path / "split.json", json.dumps(split, indent=2) + "\n")
+        write_whole(self.path / "split.json", json.dumps(split, indent=2) + "\n")
 
     def write_summary(self, summary: dict[str, float]) -> None:
         """Write summary.json."""
-        _write(self.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        write_whole(self.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def write_error(self) -> None:
-        """Write the traceback of the exception being handled to error.txt."""
-        (self.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        """Write the traceback of the exception being handled to error.txt, if it can be written."""
+        with suppress(OSError):
+            (self.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+
+    def _clear(self) -> None:
+        """Remove the rows of a run that died before its first checkpoint."""
+        for file in (self.metrics, *self.path.glob("tb/events.*")):
+            file.unlink(missing_ok=True)
+
+    def _note_start(self, start: dict[str, Any], diff: str) -> None:
+        """Append to starts.jsonl, and say in the log how the start differs from the first one."""
+        before = _read_lines(self.starts)
+        append_line(self.starts, json.dumps(start))
+        if diff:
+            write_whole(self.path / f"code-{len(before)}.diff", diff)
+        if before and (moved := [key for key in PLACE if before[0].get(key) != start.get(key)]):
+            facts = ", ".join(f"{key} {before[0].get(key)} -> {start.get(key)}" for key in moved)
+            log.info("not as at the first start, so the last bits may differ: %s", facts)
+
+    def _open_rows(self, epoch: int) -> None:
+        """Cut metrics.jsonl to the epochs done, and have TensorBoard forget what came after them."""
+        rows = [row for row in _read_lines(self.metrics) if row.get("epoch", math.inf) <= epoch]
+        if self.metrics.exists():
+            write_whole(self.metrics, "".join(f"{json.dumps(row)}\n" for row in rows))
+        last = rows[-1] if rows else None
+        # its step included, since the test of a run that died in it stands there too
+        self._writer = SummaryWriter(str(self.path / "tb"), purge_step=int(last["step"]) if last else None)
+        if last:
+            self.log_scalars(last, int(last["step"]))
+
+    def _file_writer(self) -> Any:
+        assert self._writer is not None
+        return self._writer._get_file_writer()
 
 
-def _rows(path: Path, epoch: int) -> list[str]:
-    """Return the rows of metrics.jsonl up to an epoch; a torn row ends them."""
-    rows = []
-    for row in path.read_text(errors="replace").splitlines():
-        try:
-            if json.loads(row)["epoch"] > epoch:
+class _LogFile(logging.FileHandler):
+    """A log that stops, without a word, where the disk is full: the run says it, once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        pass
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside `path` and rename it: `path` holds the old text or the new one, never a part.
+
+    Raises:
+        OSError: It cannot be written; the message names it.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to `path`, or leave it as it was.
+
+    Raises:
+        OSError: It cannot be written; the message names it.
+    """
+    size = path.stat().st_size if path.exists() else None
+    try:
+        with path.open("ab", buffering=0) as file:
+            data = f"{line}\n".encode()
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink() if size is None else os.truncate(path, size)
+        raise OSError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of JSON lines; a torn one ends them."""
+    rows: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
                 break
-        except (ValueError, KeyError, TypeError):
-            break
-        rows.append(row)
+            if not isinstance(row, dict):
+                break
+            rows.append(row)
     return rows
 
 
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a config to what TensorBoard's hparams can hold: numbers, strings and booleans."""
-    if not isinstance(node, dict):
-        return {prefix: node if isinstance(node, bool | int | float | str) else str(node)}
-    return {
-        k: v for key, value in node.items() for k, v in _flat(value, f"{prefix}.{key}".lstrip(".")).items()
-    }
+def _shown(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config as TensorBoard's hparams can hold it: numbers, strings and booleans."""
+    return {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flat(config).items()}

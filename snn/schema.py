@@ -8,7 +8,15 @@ from typing import Any
 from snn.targets import require_known
 
 # What may differ when a run is resumed: where it runs and when it pauses, never what it computes.
-RESUME_KEYS = ["device", "data.root", "data.num_workers", "trainer.stop_after"]
+RESUME_KEYS = [
+    "device",
+    "data.root",
+    "data.num_workers",
+    "trainer.stop_after",
+    "trainer.checkpoint_every_steps",
+    "trainer.checkpoint_every_minutes",
+]
+AUTO = "auto"  # resume=auto: go on in hydra.run.dir, or start there
 
 # What an evaluation may change of the data: where they lie and which are used, not what shaped the network.
 EVAL_DATA_KEYS = ("root", "download", "val_fraction", "split_seed", "num_workers", "augment", "limit")
@@ -30,6 +38,11 @@ class TrainerConfig:
         compile: Whether torch compiles each layer.
         test_each_epoch: Whether the test set is evaluated after each epoch as well, and the best accuracy on
             it reported beside that of the epoch chosen on validation. Most papers report the former.
+        checkpoint_every_steps: Optimizer steps after which last.ckpt is written, besides at the end of each
+            epoch; null = never.
+        checkpoint_every_minutes: Minutes after which it is; null = never.
+        on_nonfinite: What a step does whose loss or gradient is not finite: stop the run, or skip the step.
+        deterministic: Whether to use only algorithms that repeat to the bit, and to fail where there is none.
     """
 
     epochs: int
@@ -42,13 +55,17 @@ class TrainerConfig:
     precision: str
     compile: bool
     test_each_epoch: bool
+    checkpoint_every_steps: int | None
+    checkpoint_every_minutes: float | None
+    on_nonfinite: str
+    deterministic: bool
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "stop_after", "batch_size", "accumulate"):
+        for key in ("epochs", "stop_after", "batch_size", "accumulate", "checkpoint_every_steps"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"trainer.{key} must be at least 1, got {value}")
-        for key in ("clip_norm", "clamp_weights"):
+        for key in ("clip_norm", "clamp_weights", "checkpoint_every_minutes"):
             value = getattr(self, key)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"trainer.{key} must be null or finite and > 0, got {value}")
@@ -57,6 +74,8 @@ class TrainerConfig:
             raise ValueError(f"trainer.norm_weight_decay must be null or finite and >= 0, got {decay}")
         if self.precision not in ("fp32", "bf16"):
             raise ValueError(f"trainer.precision must be fp32 or bf16, got {self.precision!r}")
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise ValueError(f"trainer.on_nonfinite must be stop or skip, got {self.on_nonfinite!r}")
 
 
 @dataclass
@@ -107,3 +126,21 @@ class EvalConfig:
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1, got {value}")
         require_known("data", self.data, EVAL_DATA_KEYS)
+
+
+def flat(node: Any, path: str = "") -> dict[str, Any]:
+    """Return a config's values by dotted key."""
+    if not isinstance(node, dict):
+        return {path: node}
+    return {
+        k: v for name, value in node.items() for k, v in flat(value, f"{path}.{name}".lstrip(".")).items()
+    }
+
+
+def require_same(here: dict[str, Any], there: dict[str, Any], folder: object) -> None:
+    """Raise ValueError if the config `here` would compute something else than that of the run in `folder`."""
+    ours, theirs = flat(here), flat(there)
+    for key in sorted((ours.keys() | theirs.keys()) - {*RESUME_KEYS, "resume"}):
+        if ours.get(key) != theirs.get(key):
+            values = f"{key} is {theirs.get(key)!r} there, {ours.get(key)!r} here"
+            raise ValueError(f"{folder} holds a run with other settings: {values}")

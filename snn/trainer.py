@@ -3,8 +3,10 @@
 import itertools
 import logging
 import math
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,64 +16,53 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-from snn.checkpoint import load_checkpoint, rng_state, save_checkpoint, set_rng_state
+from snn.checkpoint import load_checkpoint, load_weights, rng_state, save_checkpoint, set_rng_state
 from snn.data import Loader, Loaders
-from snn.metrics import UNDECIDED, predict
+from snn.evaluation import Encode, Loss, Tally, evaluate, named_rates
 from snn.monitor import SpikeMonitor
 from snn.run_folder import RunFolder
+from snn.signals import Signals
+from snn.watch import Watch
 
 log = logging.getLogger(__name__)
 
 LOG_EVERY = 50  # steps between two looks at the device
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, index
-Encode = Callable[[Tensor, Tensor, int], Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]
 Teach = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Tally:
-    """Sample-weighted means over an epoch, kept on the device until they are read."""
+class Progress:
+    """An epoch in progress: where it stands, and what its row is made of.
 
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.samples = 0
-
-    def add(self, loss: Tensor, output: Tensor, labels: Tensor) -> None:
-        """Count a batch: its mean loss, its decisions."""
-        decided = predict(output.detach())
-        hits, undecided = (decided == labels).sum(), (decided == UNDECIDED).sum()
-        self._sums += torch.stack([loss.detach().double() * len(labels), hits.double(), undecided.double()])
-        self.samples += len(labels)
-
-    def means(self) -> dict[str, float]:
-        """Return `loss`, `accuracy` and `undecided`; an undecided sample is a wrong one."""
-        loss, accuracy, undecided = (self._sums / self.samples).tolist()
-        return {"loss": loss, "accuracy": accuracy, "undecided": undecided}
-
-
-@torch.no_grad()
-def evaluate(
-    network: nn.Module, encode: Encode, loss_fn: Loss, loader: Loader, device: torch.device
-) -> dict[str, float]:
-    """Evaluate `network` in eval mode over a split; its mode is kept.
-
-    Returns:
-        `loss`, `accuracy`, `undecided`, `spikes_per_image` of all SRM layers over T steps, and
-        `spike_rate/<layer>` of each.
+    Attributes:
+        batches: Batches done.
+        steps: Optimizer steps done or skipped.
+        skipped: Steps skipped, since loss or gradient was not finite.
+        lr: Learning rate at the start of the epoch.
+        seconds: Spent on it by runs that were stopped within it.
     """
-    training = network.training
-    network.eval()
-    tally = Tally(device)
-    try:
-        with SpikeMonitor(network) as monitor:
-            for images, labels, index in loader.batches(0):
-                images, labels, index = images.to(device), labels.to(device), index.to(device)
-                output = network(encode(images, index, 0))
-                tally.add(loss_fn(output, labels), output, labels)
-    finally:
-        network.train(training)
-    return {**tally.means(), "spikes_per_image": monitor.spikes() / tally.samples, **_rates(monitor)}
+
+    def __init__(self, device: torch.device, lr: float) -> None:
+        self.batches = self.steps = self.skipped = 0
+        self.lr, self.seconds = lr, 0.0
+        self.tally = Tally(device)
+        self.norms = torch.zeros((), device=device)  # sum over the steps
+
+    def state(self) -> dict[str, Any]:
+        """Return it as a checkpoint can hold it."""
+        return {**vars(self), "tally": vars(self.tally)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        device = self.norms.device
+        vars(self).update({**state, "tally": self.tally, "norms": state["norms"].to(device)})
+        sums, samples = state["tally"]["sums"], state["tally"]["samples"]
+        self.tally.sums, self.tally.samples = sums.to(device), samples
+
+
+class Stopped(Exception):
+    """A signal asks the run to end."""
 
 
 def parameter_groups(network: nn.Module, norm_weight_decay: float | None) -> list[dict[str, Any]]:
@@ -113,6 +104,13 @@ class Trainer:
         clip_norm: Largest norm of the gradient; None = no clip.
         clamp_weights: Largest magnitude of a weight, cut after each step; None = no clamp.
         test_each_epoch: Whether the test split is evaluated after each epoch too; nothing is chosen by it.
+        checkpoint_every_steps: Steps after which last.ckpt is written, within an epoch too; None = never.
+        checkpoint_every_minutes: Minutes after which it is; None = never.
+        skip_nonfinite: Whether a step whose loss or gradient is not finite is left out; otherwise it ends the
+            run.
+
+    Attributes:
+        ended_by: The signal that ended the run, or None.
     """
 
     def __init__(
@@ -134,113 +132,199 @@ class Trainer:
         clip_norm: float | None,
         clamp_weights: float | None,
         test_each_epoch: bool,
+        checkpoint_every_steps: int | None,
+        checkpoint_every_minutes: float | None,
+        skip_nonfinite: bool,
     ) -> None:
         # what is trained, and how
         self.network, self.encode, self.loss_fn, self.teach = network, encode, loss_fn, teach
         self.optimizer, self.scheduler = optimizer, scheduler
         self.accumulate, self.clip_norm, self.clamp_weights = accumulate, clip_norm, clamp_weights
+        self.skip_nonfinite = skip_nonfinite
+        self.watch = Watch(network, encode, loss_fn, data.train, device)
         # on what, how long, and where it is written
         self.data, self.epochs, self.stop_after, self.device = data, epochs, stop_after, device
         self.folder, self.config, self.test_each_epoch = folder, config, test_each_epoch
-        # where it stands
+        self.every_steps, self.every_seconds = checkpoint_every_steps, checkpoint_every_minutes
+        if checkpoint_every_minutes is not None:
+            self.every_seconds = 60 * checkpoint_every_minutes
+        # where it stands: whole epochs, steps, and the epoch in progress
         self.epoch, self.step = 0, 0
+        self.progress: Progress | None = None
+        self.monitor = SpikeMonitor(network)
         self.best = {"accuracy": -math.inf, "epoch": 0}
         self.best_on_test: float | None = None
         self.seconds = {"total": 0.0, "training": 0.0}
+        self.ended_by: signal.Signals | None = None
+        self._resumed_monitor: dict[str, Any] | None = None
         self._first_bad_step = torch.zeros((), dtype=torch.int64, device=device)  # 0: none so far
-        self._silent: list[str] = []
+        self._signals = Signals()
+        self._saved_at = time.monotonic()
 
     def fit(self) -> bool:
-        """Train to the horizon and test the best epoch, or stop at `stop_after`; return whether it ended."""
-        while self.epoch < self.epochs and (self.stop_after is None or self.epoch < self.stop_after):
-            start = time.perf_counter()
-            self.epoch += 1
-            train = self._train_epoch()
-            self._require_finite()
-            val = self._evaluate(self.data.val)
-            row = {"epoch": self.epoch, "step": self.step, **train, **_under("val", val)}
-            if self.test_each_epoch:
-                test = self._evaluate(self.data.test)
-                row |= _under("test", test)
-                self.best_on_test = max(test["accuracy"], self.best_on_test or 0.0)
-            row["seconds"] = time.perf_counter() - start
-            self.seconds["total"] += row["seconds"]
-            self._log(row)
-            self._save(val["accuracy"])
-        if self.epoch < self.epochs:
-            log.info("stopped after epoch %d of %d", self.epoch, self.epochs)
+        """Train to the horizon and test the best epoch; return whether it came so far.
+
+        It also ends at `stop_after`, or when a signal asks for it: then `ended_by` tells which, and last.ckpt
+        holds where it stood.
+        """
+        last = self.epochs if self.stop_after is None else min(self.epochs, self.stop_after)
+        try:
+            with self._signals:
+                self._saved_at = time.monotonic()
+                while self.epoch < last:
+                    self._run_epoch()
+                if self.epoch == self.epochs:
+                    self._finish()
+                    return True
+        except Stopped:
+            if self.progress is not None:  # otherwise last.ckpt is of just here
+                self._save()
+            self.ended_by = self._signals.ending
+            assert self.ended_by is not None
+            log.info("%s: stopped at step %d", self.ended_by.name, self.step)
             return False
-        self._finish()
-        return True
+        log.info("stopped after epoch %d of %d", self.epoch, self.epochs)
+        return False
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint: everything the next epoch depends on."""
-        self.network.load_state_dict(state["network"])
+        """Continue from a checkpoint: everything the next step depends on."""
+        load_weights(self.network, state["network"], "the checkpoint")
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.epoch, self.step = state["epoch"], state["step"]
         self.best, self.seconds = state["best"], state["seconds"]
         self.best_on_test = state["best_on_test"]
+        if state["progress"] is not None:
+            self.progress = Progress(self.device, 0.0)
+            self.progress.load(state["progress"]["epoch"])
+            self._resumed_monitor = state["progress"]["monitor"]
         set_rng_state(state["rng"])
 
-    def _train_epoch(self) -> dict[str, float]:
+    def _run_epoch(self) -> None:
+        """Train an epoch, or the rest of it, evaluate, log, save."""
+        if self.progress is None:
+            self.progress = Progress(self.device, self.optimizer.param_groups[0]["lr"])
+        train = self._train_epoch(self.progress)
+        start = time.perf_counter()
+        self._require_finite()
+        val = self._evaluate(self.data.val)
+        row = {"epoch": self.epoch + 1, "step": self.step, **train, **_under("val", val)}
+        if self.test_each_epoch:
+            test = self._evaluate(self.data.test)
+            row |= _under("test", test)
+            self.best_on_test = max(test["accuracy"], self.best_on_test or 0.0)
+        row["seconds"] = self.progress.seconds + time.perf_counter() - start
+        self.seconds["training"] += self.progress.seconds
+        self.seconds["total"] += row["seconds"]
+        self.epoch, self.progress = self.epoch + 1, None
+        self._log(row)
+        self.watch(val)
+        if val["accuracy"] > self.best["accuracy"]:
+            self.best = {"accuracy": val["accuracy"], "epoch": self.epoch}
+            save_checkpoint(self.folder.best, self._state())
+        self._save()
+
+    def _train_epoch(self, progress: Progress) -> dict[str, float]:
+        """Take the steps of an epoch that are left; return the row of all of them."""
         self.network.train()
-        start, first_step, lr = time.perf_counter(), self.step, self.optimizer.param_groups[0]["lr"]
-        tally, norms = Tally(self.device), torch.zeros((), device=self.device)
-        batches = self.data.train.batches(self.epoch)
+        start = time.perf_counter()
+        batches = self.data.train.batches(self.epoch + 1, progress.batches)
         steps = steps_per_epoch(self.data.train, self.accumulate)
         no_terminal = not all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
         with (
-            SpikeMonitor(self.network) as monitor,
-            tqdm(total=steps, disable=no_terminal, leave=False) as bar,
+            self.monitor,
+            tqdm(total=steps, initial=progress.steps, disable=no_terminal, leave=False) as bar,
         ):
+            if self._resumed_monitor is not None:
+                self.monitor.load(self._resumed_monitor)
+                self._resumed_monitor = None
             while group := list(itertools.islice(batches, self.accumulate)):
-                norms += self._step(group, tally)
+                self._step(group, progress)
                 bar.update()
+                now = time.perf_counter()
+                progress.seconds, start = progress.seconds + now - start, now
                 if self.step % LOG_EVERY == 0:
                     self._require_finite()
-                    bar.set_postfix(epoch=self.epoch, loss=f"{tally.means()['loss']:.3f}")
-        train = _under("train", {**tally.means(), **_rates(monitor)})
-        seconds = time.perf_counter() - start
-        self.seconds["training"] += seconds
-        grad_norm = float(norms) / (self.step - first_step)
-        speed = {"lr": lr, "samples_per_second": tally.samples / seconds}
-        return {**train, "train/grad_norm": grad_norm, **speed}
+                    bar.set_postfix(epoch=self.epoch + 1, loss=f"{progress.tally.means()['loss']:.3f}")
+                self._save_if_due()
+                self._heed_signals()
+        taken = progress.steps - progress.skipped
+        if not taken:
+            raise FloatingPointError(f"no step of epoch {self.epoch + 1} was finite; {self._way_out()}")
+        row = _under("train", {**progress.tally.means(), **named_rates(self.monitor)})
+        row |= {"train/grad_norm": float(progress.norms) / taken, "lr": progress.lr}
+        if self.skip_nonfinite:
+            row["train/skipped_steps"] = progress.skipped
+        return {**row, "samples_per_second": progress.tally.samples / progress.seconds}
 
-    def _step(self, batches: list[Batch], tally: Tally) -> Tensor:
-        """Take one optimizer step on the mean over the samples of `batches`; return the gradient's norm."""
-        self.step += 1
+    def _step(self, batches: list[Batch], progress: Progress) -> None:
+        """Take one optimizer step on the mean over the samples of `batches`."""
         samples = sum(len(labels) for _, labels, _ in batches)
-        losses = []
+        results = []
         for batch in batches:
             images, labels, index = (part.to(self.device, non_blocking=True) for part in batch)
-            x = self.encode(images, index, self.epoch)
+            x = self.encode(images, index, self.epoch + 1)
             output, seen = self.teach(x, labels) if self.teach else (self.network(x),) * 2
             loss = self.loss_fn(seen, labels)
             torch.autograd.backward(loss * (len(labels) / samples))
-            tally.add(loss, output, labels)
-            losses.append(loss.detach())
+            results.append((loss.detach(), output.detach(), labels))
+        self.step += 1
+        progress.batches, progress.steps = progress.batches + len(batches), progress.steps + 1
         trained = [p for p in self.network.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        bad = ~torch.isfinite(torch.stack([*(loss for loss, _, _ in results), norm])).all()
+        if self.skip_nonfinite and bool(bad):
+            self._skip(progress)
+            return
+        self._first_bad_step = torch.where(bad & (self._first_bad_step == 0), self.step, self._first_bad_step)
+        for result in results:
+            progress.tally.add(*result)
+        progress.norms += norm
         if self.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(trained, self.clip_norm, norm)
-        bad = ~torch.isfinite(torch.stack([*losses, norm])).all()
-        self._first_bad_step = torch.where(bad & (self._first_bad_step == 0), self.step, self._first_bad_step)
         self.optimizer.step()
         if self.clamp_weights is not None:
             for weight in (p for p in trained if p.dim() > 1):
                 weight.data.clamp_(-self.clamp_weights, self.clamp_weights)
         self.scheduler.step()
         self.optimizer.zero_grad()
-        return norm
+
+    def _skip(self, progress: Progress) -> None:
+        """Leave a step out; the schedule goes on."""
+        progress.skipped += 1
+        log.warning(
+            "warning: loss or gradient is not finite at step %d: skipped, as trainer.on_nonfinite says",
+            self.step,
+        )
+        self.optimizer.zero_grad()
+        with warnings.catch_warnings():  # that the schedule moved first, if it is the first step of all
+            warnings.simplefilter("ignore")
+            self.scheduler.step()
 
     def _evaluate(self, loader: Loader) -> dict[str, float]:
-        result = evaluate(self.network, self.encode, self.loss_fn, loader, self.device)
+        result = evaluate(
+            self.network, self.encode, self.loss_fn, loader, self.device, between=self._heed_signals
+        )
         if not math.isfinite(result["loss"]):
             raise FloatingPointError(
                 f"the loss is not finite in evaluation after step {self.step}; {self._way_out()}"
             )
         return result
+
+    def _save_if_due(self) -> None:
+        steps_are = self.every_steps is not None and self.step % self.every_steps == 0
+        since = time.monotonic() - self._saved_at
+        if steps_are or (self.every_seconds is not None and since >= self.every_seconds):
+            self._save()
+
+    def _heed_signals(self) -> None:
+        if self._signals.saving:
+            self._signals.saving = False
+            if self.progress is not None:
+                self._save()
+            log.info("SIGUSR1: %s holds step %d", self.folder.last, self.step)
+        if self._signals.ending is not None:
+            raise Stopped
 
     def _require_finite(self) -> None:
         """Stop the run if a step since the last look was bad, or the weights are."""
@@ -259,30 +343,26 @@ class Trainer:
 
     def _log(self, row: dict[str, float]) -> None:
         self.folder.log_row(row)
+        skipped = f"  skipped {n} steps" if (n := row.get("train/skipped_steps")) else ""
         log.info(
             "epoch %*d/%d  train loss %.4f acc %.4f  val loss %.4f acc %.4f undecided %.4f  lr %.2e  "
-            "%.0f img/s  %.1f s",
+            "%.0f img/s  %.1f s%s",
             *(len(str(self.epochs)), self.epoch, self.epochs, row["train/loss"], row["train/accuracy"]),
             *(row["val/loss"], row["val/accuracy"], row["val/undecided"], row["lr"]),
-            *(row["samples_per_second"], row["seconds"]),
+            *(row["samples_per_second"], row["seconds"], skipped),
         )
-        prefix = "val/spike_rate/"
-        silent = [
-            key.removeprefix(prefix) for key, rate in row.items() if key.startswith(prefix) and rate == 0
-        ]
-        if silent and silent != self._silent:
-            log.warning(
-                "warning: layer %s is silent (spike rate 0): lower neuron.threshold or set calibrate.spikes",
-                ", ".join(silent),
-            )
-        self._silent = silent
 
-    def _save(self, accuracy: float) -> None:
-        """Write last.ckpt, and best.ckpt before it if this epoch is the best on validation so far."""
-        improved = accuracy > self.best["accuracy"]
-        if improved:
-            self.best = {"accuracy": accuracy, "epoch": self.epoch}
-        state = {
+    def _save(self) -> None:
+        """Write last.ckpt, and keep the one before it."""
+        self._require_finite()
+        save_checkpoint(self.folder.last, self._state(), self.folder.previous)
+        self._saved_at = time.monotonic()
+
+    def _state(self) -> dict[str, Any]:
+        progress = None
+        if self.progress is not None:
+            progress = {"epoch": self.progress.state(), "monitor": self.monitor.state()}
+        return {
             "config": self.config,
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -290,18 +370,16 @@ class Trainer:
             "rng": rng_state(),
             "epoch": self.epoch,
             "step": self.step,
+            "progress": progress,
             "best": self.best,
             "best_on_test": self.best_on_test,
             "seconds": self.seconds,
         }
-        if improved:
-            save_checkpoint(self.folder.best, state)
-        save_checkpoint(self.folder.last, state)
 
     def _finish(self) -> None:
         """Evaluate best.ckpt once on validation and test, and write the run's summary."""
         start = time.perf_counter()
-        self.network.load_state_dict(load_checkpoint(self.folder.best)["network"])
+        load_weights(self.network, load_checkpoint(self.folder.best)["network"], self.folder.best)
         val, test = self._evaluate(self.data.val), self._evaluate(self.data.test)
         self.seconds["total"] += time.perf_counter() - start
         samples = self.data.train.num_samples * self.epochs
@@ -330,7 +408,3 @@ class Trainer:
 
 def _under(split: str, values: dict[str, float]) -> dict[str, float]:
     return {f"{split}/{key}": value for key, value in values.items()}
-
-
-def _rates(monitor: SpikeMonitor) -> dict[str, float]:
-    return {f"spike_rate/{name}": rate for name, rate in monitor.rates().items()}

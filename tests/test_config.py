@@ -96,6 +96,7 @@ def test_keys_are_as_documented():
     assert data | {"channels", "size", "num_classes", "mean", "std"} <= set(config.data)
     trainer = ["epochs", "stop_after", "batch_size", "accumulate", "clip_norm", "clamp_weights"]
     trainer += ["norm_weight_decay", "precision", "compile", "test_each_epoch"]
+    trainer += ["checkpoint_every_steps", "checkpoint_every_minutes", "on_nonfinite", "deterministic"]
     assert [f.name for f in dataclasses.fields(config.trainer)] == trainer
 
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from snn.evaluation import Tally, evaluate
 from snn.layers import SRMLinear
 from snn.neuron import GradParams, SRMParams
 from snn.schedules import constant
-from snn.trainer import Tally, Trainer, evaluate, parameter_groups, steps_per_epoch
+from snn.trainer import Progress, Trainer, parameter_groups, steps_per_epoch
 
 CPU = torch.device("cpu")
 
@@ -29,8 +30,8 @@ class Fixed:
     def num_batches(self):
         return len(self.given)
 
-    def batches(self, epoch):
-        return iter(self.given)
+    def batches(self, epoch, start=0):
+        return iter(self.given[start:])
 
 
 def batches(images, labels, size):
@@ -50,9 +51,16 @@ def plain(images, index, epoch):
 def make_trainer(network, loss_fn, data, tmp_path, **options):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     defaults = {"teach": None, "device": CPU, "epochs": 1, "stop_after": None, "accumulate": 1}
-    settings = defaults | {"clip_norm": None, "clamp_weights": None, "test_each_epoch": False} | options
-    folder = SimpleNamespace(last=tmp_path / "last.ckpt")
+    defaults |= {"clip_norm": None, "clamp_weights": None, "test_each_epoch": False}
+    defaults |= {"checkpoint_every_steps": None, "checkpoint_every_minutes": None, "skip_nonfinite": False}
+    settings = defaults | options
+    folder = SimpleNamespace(last=tmp_path / "last.ckpt", previous=tmp_path / "previous.ckpt")
     return Trainer(network, plain, loss_fn, optimizer, constant(optimizer, 1), data, folder, {}, **settings)
+
+
+def train_epoch(trainer):
+    """The row of an epoch's training."""
+    return trainer._train_epoch(Progress(CPU, 0.1))
 
 
 def test_hazard_20_epoch_means_are_sample_weighted():
@@ -112,7 +120,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
         network = nn.Linear(3, 4)
         data = SimpleNamespace(train=batches(images, labels, size))
         trainer = make_trainer(network, nn.functional.cross_entropy, data, tmp_path, accumulate=accumulate)
-        row = trainer._train_epoch()
+        row = train_epoch(trainer)
         assert trainer.step == 1 == steps_per_epoch(data.train, accumulate)
         weights.append((network.weight.detach().clone(), row["train/loss"], row["train/grad_norm"]))
     (one, loss, norm), (other, other_loss, other_norm) = weights
@@ -127,7 +135,7 @@ def test_the_whole_gradient_is_clipped_to_its_norm(tmp_path, clip):
     before = torch.cat([p.detach().flatten().clone() for p in network.parameters()])
     data = SimpleNamespace(train=batches(torch.randn(6, 3), torch.randint(0, 4, (6,)), 6))
     trainer = make_trainer(network, nn.functional.cross_entropy, data, tmp_path, clip_norm=clip)
-    norm = trainer._train_epoch()["train/grad_norm"]  # as it was before the clip
+    norm = train_epoch(trainer)["train/grad_norm"]  # as it was before the clip
     moved = torch.cat([p.detach().flatten() for p in network.parameters()]) - before
     assert norm > 0.01
     assert float(moved.norm()) == pytest.approx(0.1 * (min(norm, clip) if clip else norm), rel=1e-3)
@@ -149,7 +157,7 @@ def test_without_vectors_there_is_one_group():
 
 def test_hazard_17_rows_hold_plain_numbers(tmp_path):
     data = SimpleNamespace(train=batches(torch.randn(6, 3), torch.randint(0, 4, (6,)), 4))
-    row = make_trainer(nn.Linear(3, 4), nn.functional.cross_entropy, data, tmp_path)._train_epoch()
+    row = train_epoch(make_trainer(nn.Linear(3, 4), nn.functional.cross_entropy, data, tmp_path))
     assert all(type(value) in (int, float) for value in row.values())
 
 
@@ -160,7 +168,7 @@ def test_weights_are_clamped_and_vectors_are_not(tmp_path):
         network.bias.fill_(9.0)
     data = SimpleNamespace(train=batches(torch.zeros(2, 3), torch.tensor([0, 1]), 2))
     trainer = make_trainer(network, nn.functional.cross_entropy, data, tmp_path, clamp_weights=4.0)
-    trainer._train_epoch()
+    train_epoch(trainer)
     assert (network.weight == 4).all() and (network.bias > 8).all()
 
 
@@ -176,5 +184,5 @@ def test_the_loss_sees_what_the_teacher_shows_and_the_accuracy_does_not(tmp_path
         return spikes.sum()
 
     data = SimpleNamespace(train=batches(torch.zeros(2, 3), torch.tensor([0, 1]), 2))
-    row = make_trainer(network, loss_fn, data, tmp_path, teach=teach)._train_epoch()
+    row = train_epoch(make_trainer(network, loss_fn, data, tmp_path, teach=teach))
     assert row["train/undecided"] == 1 and row["train/accuracy"] == 0 and seen[0].sum() == 10

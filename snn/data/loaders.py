@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from snn.data.augment import Pipeline, augment_images, parse
 from snn.data.sources import Images
 from snn.keyed_random import ORDER, stream_key
+from snn.signals import ignore_all
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +56,12 @@ class Loader:
         self.num_samples = len(members)
         self.num_batches = math.ceil(len(members) / batch_size)
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over one epoch.
 
         Args:
             epoch: Which epoch; it decides on the order and on the augmentations, where the split has any.
+            start: Batches to leave out at the beginning; the others are what they would be without.
 
         Yields:
             `images`, `labels` int64 `[N]`, and `index` int64 `[N]`, each sample's place in the array of its
@@ -73,16 +75,19 @@ class Loader:
             order = order[torch.randperm(len(order), generator=generator)]
         dataset = _EpochBatches(self, order, epoch)
         own = torch.Generator()  # without one, a DataLoader draws from the global generator
-        yield from DataLoader(dataset, batch_size=None, num_workers=self.num_workers, generator=own)
+        yield from DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=range(start, self.num_batches),
+            num_workers=self.num_workers,
+            generator=own,
+            worker_init_fn=ignore_all,
+        )
 
-    def first(self, n: int) -> tuple[Tensor, Tensor]:
-        """Return the first `n` samples (all, if there are fewer) in index order, without augmentation.
-
-        Returns:
-            `images` as in `batches` and `index` int64 `[n]`.
-        """
+    def first(self, n: int) -> Batch:
+        """Return the first `n` samples (all, if there are fewer) in index order, without augmentation."""
         index = self.members[:n].clone()
-        return _resized(_to_float(self.data, index), self.size), index
+        return _resized(_to_float(self.data, index), self.size), self.data.labels[index], index
 
 
 @dataclass(frozen=True)

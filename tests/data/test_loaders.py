@@ -174,12 +174,14 @@ def test_loaders_can_be_pickled():
 
 def test_first_takes_index_order_without_augmentation():
     loader = load_with(augment="crop4+flip").train
-    images, index = loader.first(20)
+    images, _, index = loader.first(20)
     assert torch.equal(index, loader.members[:20])
     assert torch.equal(images, SYNTHETIC("", False)[0].images[index] / 255)
     images.zero_()
     index.zero_()
-    assert torch.equal(loader.first(20)[1], epoch_of(loader, 0)[2].sort().values[:20])
+    _, labels, index = loader.first(20)
+    assert torch.equal(index, epoch_of(loader, 0)[2].sort().values[:20])
+    assert torch.equal(labels, loader.data.labels[index])
     assert loader.first(20)[0].max() > 0
 
 
@@ -356,7 +358,7 @@ def test_frames_of_another_size_are_resized_to_means():
     frames[:, 1] *= 2
     data = Images(frames, torch.arange(6) % 3, unit=1)
     loader = load_frames(lambda root, download: (data, data), size=2).test
-    (batch, _, _), (first, _) = next(loader.batches(0)), loader.first(6)
+    (batch, _, _), (first, _, _) = next(loader.batches(0)), loader.first(6)
     assert torch.equal(first, batch)
     for t, times in ((0, 1), (1, 2), (2, 1)):
         assert batch[3, t, 1].tolist() == [[2.5 * times, 4.5 * times], [10.5 * times, 12.5 * times]]

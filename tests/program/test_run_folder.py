@@ -34,7 +34,10 @@ def test_files_rows_and_summary(program):
         "tb",
         "last.ckpt",
         "best.ckpt",
+        "previous.ckpt",
+        "starts.jsonl",
     }
+    names |= {path.name for path in run.glob("code-0.diff")}  # if the code differs from its commit
     assert {path.name for path in run.iterdir()} == names
     assert yaml.safe_load((run / "overrides.yaml").read_text())[:2] == list(SMALL[:2])
     raw = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -103,7 +106,7 @@ def test_hazard_25_a_run_that_raises_keeps_its_epochs_and_says_why(program, monk
 
     def fail_late(self, logits, labels):
         calls.append(1)
-        if len(calls) > 8:  # 4 steps and 1 evaluation an epoch: in the second epoch
+        if len(calls) > 8:  # 4 steps, an evaluation and a look at the sum law: in the second epoch
             raise RuntimeError("the disk is on fire")
         return torch.nn.functional.cross_entropy(logits, labels)
 

@@ -39,7 +39,7 @@ def poison(monkeypatch, first_bad_call: int) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(program, monkeypatch):
-    poison(monkeypatch, 7)  # 4 steps and 1 evaluation an epoch: the second step of the second
+    poison(monkeypatch, 8)  # 4 steps, an evaluation and a look at the sum law: the second step of epoch 2
     words = (
         "data=synthetic",
         "network.layers=8",
@@ -57,7 +57,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(program, mon
 
 
 def test_hazard_21_a_loss_that_is_not_finite_in_evaluation_is_never_best(program, monkeypatch):
-    poison(monkeypatch, 10)
+    poison(monkeypatch, 11)
     words = (
         "data=synthetic",
         "network.layers=8",

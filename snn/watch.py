@@ -1,0 +1,56 @@
+"""Layers that learn nothing, and a gradient that gets lost, are said; training goes on."""
+
+import logging
+
+import torch
+from torch import nn
+
+from snn.data import Loader
+from snn.evaluation import RATE, Encode, Loss
+from snn.monitor import kept_time_gradient
+
+log = logging.getLogger(__name__)
+
+SATURATED = 0.9  # spikes per neuron per step, of 1
+SAMPLES, TOLERANCE = 16, 0.01  # of the look at the sum law
+SILENT_SAYS = "silent, at a spike rate of %s: lower neuron.threshold or set calibrate.spikes"
+SATURATED_SAYS = "saturated, at a spike rate of %s: raise neuron.threshold or set calibrate.spikes"
+LAW_SAYS = (
+    "handing on %s of its time gradient, by the sum law 1: raise surrogate.cap_time, or set "
+    "trainer.precision=fp32"
+)
+
+
+class Watch:
+    """Warns of layers that are dead, saturated, or lose time gradient; again only when others are.
+
+    Args:
+        network: Whose layers.
+        encode: `(images, index, epoch)` to `[T, N, ...]`.
+        loss_fn: `(output, labels)` to a scalar.
+        loader: Its first samples show what becomes of the time gradient.
+        device: Where the network runs.
+    """
+
+    def __init__(
+        self, network: nn.Module, encode: Encode, loss_fn: Loss, loader: Loader, device: torch.device
+    ) -> None:
+        self.network, self.encode, self.loss_fn = network, encode, loss_fn
+        self.loader, self.device = loader, device
+        self._warned: dict[str, list[str]] = {}
+
+    def __call__(self, evaluation: dict[str, float]) -> None:
+        """Look at the spike rates of an evaluation, and at the sum law."""
+        rates = {key.removeprefix(RATE): v for key, v in evaluation.items() if key.startswith(RATE)}
+        images, labels, index = (part.to(self.device) for part in self.loader.first(SAMPLES))
+        x = self.encode(images, index, 0)
+        kept = kept_time_gradient(self.network, x, lambda output: self.loss_fn(output, labels))
+        self._say(SILENT_SAYS, {name: rate for name, rate in rates.items() if rate == 0})
+        self._say(SATURATED_SAYS, {name: rate for name, rate in rates.items() if rate > SATURATED})
+        self._say(LAW_SAYS, {n: share for n, share in kept.items() if not abs(share - 1) <= TOLERANCE})
+
+    def _say(self, what: str, layers: dict[str, float]) -> None:
+        if layers and list(layers) != self._warned.get(what):
+            figures = ", ".join(f"{figure:.3g}" for figure in layers.values())
+            log.warning(f"warning: layer %s is {what}", ", ".join(layers), figures)
+        self._warned[what] = list(layers)
