@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -114,7 +115,10 @@ class RunFolder:
         handler = _LogFile(self.path / "train.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("snn").addHandler(handler)
+        said_of_threads, threading.excepthook = threading.excepthook, _quiet
         try:
+            for orphan in self.path.glob(".*.[0-9]*"):  # of a write that was killed
+                orphan.unlink()
             (self.path / "error.txt").unlink(missing_ok=True)
             if step == 0:
                 self._clear()
@@ -133,6 +137,7 @@ class RunFolder:
             if self._writer is not None:
                 with suppress(OSError):  # a full disk, of which the run has said so
                     self._writer.close()
+            threading.excepthook = said_of_threads
             logging.getLogger("snn").removeHandler(handler)
             handler.close()
 
@@ -144,9 +149,12 @@ class RunFolder:
     def log_scalars(self, values: dict[str, float], step: int) -> None:
         """Write values to TensorBoard and flush, so that a run that dies leaves what it had."""
         assert self._writer is not None
-        for key, value in values.items():
-            self._writer.add_scalar(key, value, step)
-        self._writer.flush()
+        try:
+            for key, value in values.items():
+                self._writer.add_scalar(key, value, step)
+            self._writer.flush()
+        except OSError as error:
+            raise OSError(f"cannot write {self.path / 'tb'}: {error.strerror}") from error
 
     def write_split(self, split: dict[str, list[str]]) -> None:
         """Write split.json: names of the recordings of train, val and test."""
@@ -159,7 +167,7 @@ class RunFolder:
     def write_error(self) -> None:
         """Write the traceback of the exception being handled to error.txt, if it can be written."""
         with suppress(OSError):
-            (self.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            write_whole(self.path / "error.txt", traceback.format_exc())
 
     def _clear(self) -> None:
         """Remove the rows of a run that died before its first checkpoint."""
@@ -197,6 +205,12 @@ class _LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         pass
+
+
+def _quiet(args: threading.ExceptHookArgs) -> None:
+    """Say nothing of a full disk that TensorBoard's thread meets: its next call raises the error again."""
+    if not isinstance(args.exc_value, OSError):
+        threading.__excepthook__(args)
 
 
 def write_whole(path: Path, text: str) -> None:

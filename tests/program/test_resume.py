@@ -2,11 +2,15 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from snn.run_folder import RunFolder
+from snn.schema import RESUME_KEYS
 from tests.program.conftest import SMALL, files, rows, summary
 
 pytestmark = pytest.mark.slow  # whole runs, several each
@@ -104,7 +108,7 @@ def test_resume_refuses_what_would_change_the_run(program, word):
     run = program.small("trainer.stop_after=1")
     before = files(run)
     error = program.train("resume=run", word).error
-    assert "only device, data.root, data.num_workers, trainer.stop_after may be given" in error
+    assert f"only {', '.join(RESUME_KEYS)} may be given" in error
     assert word.split("=")[0] in error
     assert files(run) == before and list(program.folder.iterdir()) == [run]
 
@@ -116,15 +120,43 @@ def test_resume_takes_what_does_not(program):
     assert rows(run) == rows(straight)
 
 
-def test_a_damaged_checkpoint_is_named(program):
-    run = program.small("trainer.stop_after=1")
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(program):
+    straight = program.small("trainer.epochs=4", run="straight")
+    run = program.small("trainer.epochs=4", "trainer.stop_after=3")
     last = run / "last.ckpt"
     last.write_bytes(last.read_bytes()[:1000])
+    ended = program.train("resume=run")
+    assert ended.code == 0 and "warning: run/last.ckpt is damaged, or no checkpoint" in ended.out
+    assert re.search(r"going on from run/(previous|best).ckpt, step (8|12)\n", ended.out)
+    assert rows(run) == rows(straight)
+    assert equal(torch.load(straight / "last.ckpt")["network"], torch.load(last)["network"])
+
+
+def test_a_damaged_one_never_takes_the_place_of_the_one_before(program):
+    run = program.small("trainer.epochs=4", "trainer.stop_after=3")
+    before = (run / "previous.ckpt").read_bytes()
+    (run / "last.ckpt").write_bytes(b"half")
+    (run / "best.ckpt").write_bytes((run / "previous.ckpt").read_bytes())  # no newer one
+    assert program.train("resume=run", "trainer.stop_after=3").code == 0
+    assert torch.load(run / "last.ckpt")["epoch"] == 3
+    assert (run / "previous.ckpt").read_bytes() == before
+
+
+def test_when_all_are_damaged_nothing_is_touched(program):
+    run = program.small("trainer.stop_after=1")
+    (run / "last.ckpt").write_bytes((run / "last.ckpt").read_bytes()[:1000])
+    (run / "best.ckpt").write_bytes(b"")
     before = files(run)
-    assert "run/last.ckpt is damaged, or no checkpoint" in program.train("resume=run").error
-    assert files(run) == before
-    torch.save({"weights": torch.zeros(1)}, last)
-    assert "run/last.ckpt is no checkpoint of this project" in program.train("resume=run").error
+    for words in (("resume=run",), (*SMALL, "resume=auto", "hydra.run.dir=run", "trainer.stop_after=1")):
+        error = program.train(*words).error
+        assert "run/last.ckpt is damaged" in error and "run/best.ckpt is damaged" in error
+        assert files(run) == before
+
+
+def test_what_is_whole_but_no_checkpoint_is_named(program):
+    run = program.small("trainer.stop_after=1")
+    torch.save({"weights": torch.zeros(1)}, run / "other.ckpt")
+    assert "run/other.ckpt is damaged, or no checkpoint" in program.train("resume=run/other.ckpt").error
 
 
 def test_checkpoints_load_plainly(program):
@@ -135,14 +167,6 @@ def test_checkpoints_load_plainly(program):
         assert state["network"]["layers.0_8C3.threshold"].shape == (8,)
         assert {"layers.0_8C3.gain", "layers.0_8C3.bias", "head.affine.bias"} <= set(state["network"])
         assert math.isfinite(state["best"]["accuracy"]) and set(state["versions"]) == {"python", "torch"}
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_a_truncated_checkpoint_is_named(program, share):
-    run = program.small("trainer.stop_after=1")
-    whole = (run / "last.ckpt").read_bytes()
-    (run / "last.ckpt").write_bytes(whole[: int(share * len(whole))])
-    assert "run/last.ckpt is damaged, or no checkpoint" in program.train("resume=run").error
 
 
 def test_a_torn_row_ends_the_rows(program):
@@ -167,6 +191,64 @@ def test_a_missing_best_checkpoint_is_noticed_at_once(program):
 
 def test_a_left_over_summary_is_a_run(program):
     run = program.small()
-    for name in ("metrics.jsonl", "last.ckpt", "best.ckpt"):
+    for name in ("metrics.jsonl", "last.ckpt", "previous.ckpt", "best.ckpt"):
         (run / name).unlink()
     assert "run holds a run already (summary.json)" in program.train(*SMALL, "hydra.run.dir=run").error
+
+
+def test_auto_starts_goes_on_and_lets_a_finished_run_be(program):
+    straight = program.small("trainer.epochs=3", run="straight")
+    words = (*SMALL, "trainer.epochs=3", "resume=auto", "hydra.run.dir=run")
+    assert program.train(*words, "trainer.stop_after=1").code == 0  # one command, again and again
+    assert program.train(*words, "trainer.stop_after=2", "data.num_workers=1").code == 0
+    assert program.train(*words).code == 0
+    run = program.folder / "run"
+    assert rows(run) == rows(straight)
+    before = files(run)
+    ended = program.train(*words)
+    assert ended.code == 0 and "run is finished: nothing to resume" in ended.out and files(run) == before
+    assert yaml.safe_load((run / "config.yaml").read_text())["resume"] is None
+    starts = [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
+    assert [(start["epoch"], start["step"]) for start in starts] == [(0, 0), (1, 4), (2, 8)]
+
+
+def test_auto_refuses_a_run_of_other_settings(program):
+    run = program.small("trainer.stop_after=1")
+    before = files(run)
+    error = program.train(*SMALL, "optimizer.lr=0.5", "resume=auto", "hydra.run.dir=run").error
+    assert "run holds a run with other settings: optimizer.lr is 0.002 there, 0.5 here" in error
+    assert files(run) == before
+
+
+def test_auto_needs_a_folder(program):
+    assert "resume=auto needs the folder of the run: hydra.run.dir=PATH" in program.train("resume=auto").error
+    error = program.train("-m", "resume=auto", "seed=0,1").error
+    assert "resume=auto needs the folder of the run: hydra.sweep.dir=PATH" in error
+    assert not list(program.folder.iterdir())
+
+
+def test_auto_goes_on_with_the_jobs_of_a_sweep(program):
+    words = ("-m", *SMALL, "seed=0,1", "resume=auto", "hydra.sweep.dir=sweep")
+    assert program.train(*words, "trainer.stop_after=1").code == 0
+    assert program.train(*words).code == 0
+    for number in (0, 1):
+        assert len(rows(program.folder / "sweep" / f"{number}_seed={number}")) == 2
+
+
+def test_auto_starts_afresh_where_a_run_died_before_its_first_checkpoint(program):
+    straight = program.small(run="straight")
+    run = program.folder / "run"
+    (run / "tb").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"epoch": 1, "step": 4}\n')
+    (run / ".last.ckpt.123").write_bytes(b"half")
+    program.small("resume=auto")
+    assert rows(run) == rows(straight) and not list(run.glob(".*"))
+
+
+def test_a_folder_holds_one_run_at_a_time(program):
+    run = program.small("trainer.stop_after=1")
+    before = files(run)
+    with RunFolder(run).locked():
+        for words in (("resume=run",), (*SMALL, "resume=auto", "hydra.run.dir=run")):
+            assert "run is in use: another process trains in it" in program.train(*words).error
+    assert files(run) == before
