@@ -102,6 +102,8 @@ def kept_time_gradient(network: nn.Module, x: Tensor, loss: Callable[[Tensor], T
         for name, layer in named_srm_layers(network).items()
         if isinstance(layer.grad, GradParams) and layer.grad.grad_scale > 0
     }
+    if not layers:
+        return {}
     hooks = [layer.register_forward_hook(watch(name)) for name, layer in layers.items()]
     training = network.training
     network.eval()

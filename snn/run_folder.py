@@ -79,24 +79,29 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep the folder, which is there, from a second run at the same time.
 
-        The lock is the kernel's: it ends with the process, however that ends. Where the file system knows
-        no locks there is none.
+        The lock is the kernel's, on the file `.lock`: it ends with the process, however that ends, and no
+        child shares it. Where the file system knows no locks there is none.
 
         Raises:
             ValueError: Another process holds it.
         """
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise ValueError(f"{self.path} is in use: another process trains in it") from error
-        except OSError:
-            log.info("no lock on %s: its file system has none", self.path)
-        try:
-            yield
-        finally:
-            os.close(descriptor)
+        path = self.path / ".lock"
+        with path.open("w") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # not so, if who held it has removed it just now
+                free = path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            except (BlockingIOError, PermissionError):
+                free = False
+            except OSError:
+                log.info("no lock on %s: its file system has none", self.path)
+                free = True
+            if not free:
+                raise ValueError(f"{self.path} is in use: another process trains in it")
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def recording(

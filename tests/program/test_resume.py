@@ -3,16 +3,19 @@
 import json
 import math
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from snn.run_folder import RunFolder
 from snn.schema import RESUME_KEYS
 from tests.program.conftest import SMALL, files, rows, summary
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow  # whole runs, several each
 
 RANDOM = (  # everything that draws: dropout, shuffling, augmentation, poisson
@@ -248,7 +251,12 @@ def test_auto_starts_afresh_where_a_run_died_before_its_first_checkpoint(program
 def test_a_folder_holds_one_run_at_a_time(program):
     run = program.small("trainer.stop_after=1")
     before = files(run)
-    with RunFolder(run).locked():
+    code = "from snn.run_folder import RunFolder\nwith RunFolder('run').locked(): print(flush=True); input()"
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {"PYTHONPATH": str(ROOT)}}
+    with subprocess.Popen([sys.executable, "-c", code], **piped) as other:
+        other.stdout.readline()
         for words in (("resume=run",), (*SMALL, "resume=auto", "hydra.run.dir=run")):
             assert "run is in use: another process trains in it" in program.train(*words).error
+        other.communicate(b"\n")
     assert files(run) == before
+    assert program.train("resume=run").code == 0

@@ -8,7 +8,7 @@ import torch
 
 import snn.data.sources as sources
 from snn.losses import CrossEntropy
-from tests.program.conftest import files, rows, summary
+from tests.program.conftest import SMALL, files, rows, summary
 
 
 @pytest.mark.parametrize("head", [(), ("head=spiking", "loss=count")], ids=["decoupled", "spiking"])
@@ -105,3 +105,63 @@ def test_a_failed_save_leaves_the_old_checkpoint(program, monkeypatch):
     assert after["last.ckpt"] == before["last.ckpt"] and after["best.ckpt"] == before["best.ckpt"]
     assert not [name for name in after if name.startswith(".")]
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["epoch"] == 1
+
+
+def test_a_step_that_is_not_finite_is_skipped_counted_and_shown(program, monkeypatch):
+    calls = []
+
+    def loss(self, logits, labels):
+        calls.append(1)
+        value = torch.nn.functional.cross_entropy(logits, labels)
+        return value * math.nan if len(calls) in (1, 3) else value
+
+    monkeypatch.setattr(CrossEntropy, "__call__", loss)
+    words = ("data=synthetic", "network.layers=8", "trainer.batch_size=16", "trainer.on_nonfinite=skip")
+    ended = program.train(*words, "trainer.epochs=2", "hydra.run.dir=run")
+    assert ended.code == 0
+    assert ended.out.count("warning: loss or gradient is not finite at step ") == 2
+    assert "epoch 1/2" in ended.out and "skipped 2 steps" in ended.out
+    first, second = rows(program.folder / "run")
+    assert (first["train/skipped_steps"], second["train/skipped_steps"]) == (2, 0)
+    assert (first["step"], second["step"]) == (4, 8), "the schedule counts them"
+    assert all(math.isfinite(value) for row in (first, second) for value in row.values())
+
+
+@pytest.mark.slow
+def test_a_skipped_step_changes_no_weight(program, monkeypatch):
+    poison(monkeypatch, 1)
+    words = ("data=synthetic", "network.layers=8", "trainer.batch_size=16", "trainer.on_nonfinite=skip")
+    error = program.train(*words, "trainer.epochs=2", "hydra.run.dir=run").error
+    assert "no step of epoch 1 was finite; nothing was saved; lower optimizer.lr" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("neuron.threshold=1e-3", "calibrate.spikes=null"),
+            "warning: layer 0_8C3, 2_16 is saturated, at a spike rate of ",
+        ),
+        (("surrogate.cap_time=0.5",), "of its time gradient, by the sum law 1: raise surrogate.cap_time"),
+    ],
+    ids=["saturated", "law"],
+)
+def test_saturation_and_a_broken_sum_law_are_said_once(program, monkeypatch, words, said):
+    monkeypatch.setattr("snn.watch.SATURATED", 0.3)  # what a neuron of 8x8 pixels can reach
+    ended = program.train(*SMALL, *words, "hydra.run.dir=run")
+    assert ended.code == 0 and ended.out.count(said) == 1, ended.out
+
+
+SOUND = {
+    "decoupled": (),
+    "spiking": ("head=spiking", "loss=count"),
+    "atan": ("surrogate=atan",),
+    "bf16": ("trainer.precision=bf16",),
+    "poisson": ("encoding=poisson",),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_run_gives_no_warning(program, name):
+    ended = program.train(*SMALL, *SOUND[name], "hydra.run.dir=run")
+    assert ended.code == 0 and "warning" not in ended.out
