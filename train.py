@@ -101,7 +101,6 @@ def train(
     from snn.trainer import Trainer, parameter_groups, steps_per_epoch
 
     options = config.trainer
-    set_deterministic(options.deterministic)
     torch.manual_seed(config.seed)
     device = pick_device(config.device)
     network, loss_fn = build_network(config)
@@ -141,6 +140,7 @@ def train(
     start = {"overrides": overrides, "seed": config.seed, **origin(device)}
     with folder.recording(asdict(config), start, code_diff(), trainer.epoch, trainer.step):
         log.info("%s on %s, seed %d\n%s", folder.path, device, config.seed, network)
+        set_deterministic(options.deterministic)
         if checkpoint is None:
             if data.split is not None:
                 folder.write_split(data.split)

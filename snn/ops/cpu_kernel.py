@@ -14,6 +14,7 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 MOST_THREADS: int = vars(numba.config)["NUMBA_NUM_THREADS"]
+MOST_PARTS = 8  # functions of which a kernel is made, each kept on its own
 
 Array = Any  # what a kernel sees of a tensor: a numpy array
 
@@ -57,7 +58,7 @@ def launch(kernel: Any, *arguments: Any) -> None:
         numba.set_num_threads(min(threads, MOST_THREADS))
         known, start = len(kernel.overloads), time.perf_counter()
         try:
-            kernel(*arrays)
+            _call(kernel, arrays)
         except (EOFError, pickle.UnpicklingError) as error:
             place = kernel.stats.cache_path
             raise RuntimeError(
@@ -68,3 +69,14 @@ def launch(kernel: Any, *arguments: Any) -> None:
             log.info("compiled the CPU kernel %s in %.1f s", name, seconds)
     if torch.get_num_threads() != threads:  # numba starts its own through the OpenMP that both share
         torch.set_num_threads(threads)
+
+
+def _call(kernel: Any, arrays: list[Any]) -> None:
+    """Call a kernel; a disk too full to keep what is compiled ends nothing, since that is then in memory."""
+    for _ in range(MOST_PARTS):
+        try:
+            kernel(*arrays)
+            return
+        except OSError as error:
+            log.warning("warning: compiled kernels cannot be kept on the disk: %s", error)
+    kernel(*arrays)

@@ -1,7 +1,8 @@
 """Run `train.py` many times, quickly: a process that has imported all forks one for each run.
 
-It reads a JSON line `[words, moment]` and writes the pid of the run, then, when that has ended, how. A run
-with a `moment` kills itself, by SIGKILL, just before it touches a file of its folder for the moment-th time.
+It reads a JSON line `[words, moment, at]` and writes the pid of the run, then, when that has ended, how. A
+run with a `moment` kills itself, by SIGKILL, just before it touches a file of its folder for the moment-th
+time; one with an `at` begins at that time.
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +31,9 @@ class Zygote:
             text=True,
         )
 
-    def start(self, *words: str, moment: int | None = None) -> int:
+    def start(self, *words: str, moment: int | None = None, at: float = 0) -> int:
         """Start a run; return its pid."""
-        print(json.dumps([words, moment]), file=self._process.stdin, flush=True)
+        print(json.dumps([words, moment, at]), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
     def wait(self) -> int:
@@ -56,12 +58,14 @@ def serve() -> None:
     os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
     for line in sys.stdin:
-        words, moment = json.loads(line)
+        words, moment, at = json.loads(line)
         pid = os.fork()
         if pid == 0:
             if moment is not None:
                 (folder,) = (word.split("=")[1] for word in words if word.startswith("hydra.run.dir="))
                 sys.addaudithook(Killer(os.path.abspath(folder), moment))
+            while time.time() < at:
+                pass
             sys.argv = ["train.py"]
             os._exit(train.main(words))
         print(pid, file=answers, flush=True)

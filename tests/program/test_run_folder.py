@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import snn.origin
 from snn.data import sources
 from snn.losses import CrossEntropy
 from tests.program.conftest import SMALL, rows, summary
+from tests.program.killing import Zygote
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,3 +148,75 @@ def test_a_terminal_gets_a_bar(program, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     ended = program.train(*SMALL)
     assert "\r" in ended.err and ended.code == 0
+
+
+def starts(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
+
+
+def git_says(commit: str, status: str):
+    return lambda *words: {"rev-parse": commit, "status": status}.get(words[0])
+
+
+def test_a_start_says_with_what_it_was_made(program, monkeypatch):
+    monkeypatch.setattr(snn.origin, "_git", git_says("abc\n", " M x\n"))
+    monkeypatch.setattr(snn.origin, "code_diff", lambda: "- old\n+ new\n")
+    run = program.small("trainer.stop_after=1", "seed=3")
+    (start,) = starts(run)
+    facts = {"date", "cpu", "cores", "threads", "python", "torch", "numba", "numpy", "hydra-core"}
+    assert facts <= set(start)
+    assert (start["commit"], start["changed"], start["seed"]) == ("abc", True, 3)
+    assert start["overrides"][-1] == "seed=3" and (start["epoch"], start["step"]) == (0, 0)
+    assert (run / "code-0.diff").read_text() == "- old\n+ new\n"
+    monkeypatch.setattr(snn.origin, "_git", git_says("def\n", ""))
+    ended = program.train("resume=run")
+    assert "so the last bits may differ: commit abc -> def, changed True -> False" in ended.out
+    assert [start["step"] for start in starts(run)] == [0, 4] and (run / "code-1.diff").exists()
+
+
+def test_the_diff_of_the_code_holds_what_changed_and_what_is_new(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    (tmp_path / "snn").mkdir()
+    (tmp_path / "snn" / "a.py").write_text("old\n")
+    monkeypatch.setattr(snn.origin, "ROOT", tmp_path)
+    cpu = torch.device("cpu")
+    assert "commit" not in snn.origin.origin(cpu) and snn.origin.code_diff() == ""
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    assert snn.origin.origin(cpu)["changed"] is False and snn.origin.code_diff() == ""
+    (tmp_path / "snn" / "a.py").write_text("changed\n")
+    (tmp_path / "snn" / "b.py").write_text("added\n")
+    (tmp_path / "notes.txt").write_text("not code\n")
+    diff = snn.origin.code_diff()
+    assert "+changed" in diff and "-old" in diff and "+added" in diff and "notes" not in diff
+    facts = snn.origin.origin(cpu)
+    assert facts["changed"] is True and len(facts["commit"]) == 40
+
+
+@pytest.mark.slow
+def test_runs_started_in_the_same_instant_get_folders_of_their_own(tmp_path):
+    """Two at a time, ten times."""
+    pair = [Zygote(tmp_path), Zygote(tmp_path)]
+    for _ in range(10):
+        at = time.time() + 0.3
+        for zygote in pair:
+            zygote.start(*SMALL, "trainer.epochs=1", at=at)
+        assert [zygote.wait() for zygote in pair] == [0, 0]
+    for zygote in pair:
+        zygote.close()
+    folders = list((tmp_path / "runs" / "synthetic").iterdir())
+    assert len(folders) == 20 and all((folder / "summary.json").exists() for folder in folders)
+
+
+@pytest.mark.slow
+def test_a_deterministic_run_repeats_to_the_bit_and_says_what_it_costs(program):
+    words = ("trainer.deterministic=true", "data.augment=crop4+flip", "network.layers=8C3-P2-D0.2-16")
+    try:
+        first = program.small(*words, run="first")
+        second = program.small(*words, run="second")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "on a CPU it costs nothing, on a GPU" in (first / "train.log").read_text()
+    assert rows(first) == rows(second)
+    one, other = (torch.load(run / "last.ckpt")["network"] for run in (first, second))
+    assert all(torch.equal(one[name], other[name]) for name in one)
