@@ -41,7 +41,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # noqa: BLE001  a damaged file fails in many ways; the cause is kept
         raise ValueError(f"{path} is damaged, or no checkpoint") from error
-    if not isinstance(state, dict) or not set(state) >= KEYS:
+    groups = ("config", "network", "optimizer", "scheduler", "rng")
+    if not (
+        isinstance(state, dict)
+        and set(state) >= KEYS
+        and all(isinstance(state[group], dict) for group in groups)
+    ):
         raise ValueError(f"{path} is no checkpoint of this project")
     return state
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snn.schema import RESUME_KEYS, EvalConfig, TrainConfig
-from snn.targets import build, check_target, is_target, require_kind, require_known
+from snn.targets import build, check_target, is_target, locate, require_kind, require_known
 
 if TYPE_CHECKING:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -92,19 +92,25 @@ def build_network(config: TrainConfig) -> "tuple[Any, Callable[..., Tensor]]":
     Raises:
         ValueError: A constant is out of range, or the loss reads what the head does not give.
     """
+    _require_fit(config)
     neuron, grad = build(config.neuron), build(config.surrogate)
     network = build(
         config.network, neuron=neuron, grad=grad, head=build(config.head, neuron=neuron, grad=grad)
     )
-    loss_fn = build(config.loss, grad=grad)
-    if network.head.output != loss_fn.reads:
-        fitting = {"logits": "loss=cross_entropy", "spikes": "loss=count"}[network.head.output]
-        gives, reads = (
-            f"the head gives {network.head.output}",
-            f"{type(loss_fn).__name__} reads {loss_fn.reads}",
-        )
-        raise ValueError(f"{gives}, but the loss {reads}: try {fitting}")
-    return network, loss_fn
+    return network, build(config.loss, grad=grad)
+
+
+def _require_fit(config: TrainConfig) -> None:
+    """Raise ValueError if the loss reads what the head does not give, or has no such gradient."""
+    from snn.losses import require_time_based
+
+    nodes = (config.head, config.loss, config.surrogate)
+    head, loss, grad = (typing.cast(Any, locate(node["_target_"])) for node in nodes)
+    if head.output != loss.reads:
+        fitting = {"logits": "loss=cross_entropy", "spikes": "loss=count"}[head.output]
+        but = f"the head gives {head.output}, but the loss {loss.__name__} reads {loss.reads}"
+        raise ValueError(f"{but}: try {fitting}")
+    require_time_based(loss, grad)
 
 
 def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str] | None) -> int:
@@ -264,12 +270,17 @@ def _preflight(
             raise ValueError("eval.py evaluates one checkpoint: call it without -m")
         else:
             jobs = BasicSweeper.split_arguments(overrides, None)[0]
+            if not jobs:
+                raise ValueError(f"nothing matches a glob of the sweep: {' '.join(args.overrides)}")
             fixed_words = zip(args.overrides, overrides, strict=True)
             _compose([word for word, o in fixed_words if not o.is_sweep_override()], config_name)
         composed = [_compose(job, config_name) for job in jobs]
         checked = [check(cfg, schema) for cfg, _ in composed]
 
     first = checked[0]
+    for config in checked:
+        if isinstance(config, TrainConfig):
+            _require_fit(config)
     given, hydra_keys = {_key(word) for word in args.overrides}, composed[0][1]
     if isinstance(first, EvalConfig):
         if hydra_keys:

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,6 +40,27 @@ class Network(nn.Module):
         body = self.layers(x)
         output: Tensor = self.head(body)
         return output, self.head.teach(body, output, labels)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load as torch does, but say in one line what is of another network.
+
+        Raises:
+            ValueError: A tensor is missing, foreign or of another shape; nothing was loaded.
+        """
+        own = {name: list(value.shape) for name, value in self.state_dict().items()}
+        given = {name: list(getattr(value, "shape", ())) for name, value in state_dict.items()}
+        network = "the network that its config describes"
+        for name in sorted(own.keys() & given.keys()) if strict else ():
+            if own[name] != given[name]:
+                raise ValueError(
+                    f"{name} has shape {given[name]} in the checkpoint, {own[name]} in {network}"
+                )
+        for name in sorted(own.keys() ^ given.keys()) if strict else ():
+            there, lacks = (network, "the checkpoint") if name in own else ("the checkpoint", network)
+            raise ValueError(f"{name}, of shape {(own | given)[name]} in {there}, is missing in {lacks}")
+        return super().load_state_dict(state_dict, strict, assign)
 
     def __repr__(self) -> str:
         """A table: layer, output shape of a sample at one step, trained parameters."""
