@@ -80,7 +80,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  what is no checkpoint fails in many ways; the cause is kept
         raise ValueError(f"{path} is no checkpoint of this project") from error
-    if not isinstance(state, dict) or not set(state) >= KEYS:
+    groups = ("config", "network", "optimizer", "scheduler", "rng")
+    if not (
+        isinstance(state, dict)
+        and set(state) >= KEYS
+        and all(isinstance(state[group], dict) for group in groups)
+    ):
         raise ValueError(f"{path} is no checkpoint of this project")
     return state
 
@@ -128,20 +133,20 @@ def newest_checkpoint(paths: list[Path]) -> dict[str, Any] | None:
 
 
 def load_weights(network: nn.Module, weights: dict[str, Any], path: object) -> None:
-    """Load `weights` into `network`, strictly.
+    """Load `weights` into `network`, all of them.
 
     Raises:
         ValueError: They are another network's; one line names the first tensor that does not fit.
     """
-    own = network.state_dict()
-    for name, value in own.items():
-        if name not in weights:
-            raise ValueError(f"{path} is of another network: it lacks {name}")
-        if weights[name].shape != value.shape:
-            shapes = f"{list(weights[name].shape)} there and {list(value.shape)} here"
-            raise ValueError(f"{path} is of another network: {name} has the shape {shapes}")
-    if extra := [name for name in weights if name not in own]:
-        raise ValueError(f"{path} is of another network: it holds {extra[0]}, which this one has not")
+    own = {name: list(value.shape) for name, value in network.state_dict().items()}
+    given = {name: list(getattr(value, "shape", ())) for name, value in weights.items()}
+    here, there = "the network that its config describes", "the checkpoint"
+    for name in sorted(own.keys() & given.keys()):
+        if own[name] != given[name]:
+            raise ValueError(f"{path}: {name} has shape {given[name]} in {there}, {own[name]} in {here}")
+    for name in sorted(own.keys() ^ given.keys()):
+        has, lacks = (here, there) if name in own else (there, here)
+        raise ValueError(f"{path}: {name}, of shape {(own | given)[name]} in {has}, is missing in {lacks}")
     network.load_state_dict(weights)
 
 

@@ -5,6 +5,7 @@ Hydra and OmegaConf stop here and in the two scripts: the rest sees plain Python
 
 import argparse
 import difflib
+import functools
 import logging
 import os
 import re
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from snn.schema import AUTO, RESUME_KEYS, EvalConfig, TrainConfig
 from snn.signals import Terminated, raising
-from snn.targets import build, check_target, is_target, require_kind, require_known
+from snn.targets import build, check_target, is_target, locate, require_kind, require_known
 
 if TYPE_CHECKING:
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from omegaconf import DictConfig
     from torch import Tensor
 
@@ -30,6 +32,11 @@ __all__ = ["build", "check", "compose", "run"]
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
+# Of Hydra's own keys, those that are a user's to set: its others name classes to build, modules to import,
+# variables of the environment, or a sweep that was not checked.
+HYDRA_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+# These Hydra sets itself, for each command.
+_HYDRA_OWN = ("hydra.runtime.", "hydra.overrides.", "hydra.job.config_name", "hydra.job.override_dirname")
 
 Root = typing.TypeVar("Root", TrainConfig, EvalConfig)
 
@@ -86,19 +93,25 @@ def build_network(config: TrainConfig) -> "tuple[Any, Callable[..., Tensor]]":
     Raises:
         ValueError: A constant is out of range, or the loss reads what the head does not give.
     """
+    _require_fit(config)
     neuron, grad = build(config.neuron), build(config.surrogate)
     network = build(
         config.network, neuron=neuron, grad=grad, head=build(config.head, neuron=neuron, grad=grad)
     )
-    loss_fn = build(config.loss, grad=grad)
-    if network.head.output != loss_fn.reads:
-        fitting = {"logits": "loss=cross_entropy", "spikes": "loss=count"}[network.head.output]
-        gives, reads = (
-            f"the head gives {network.head.output}",
-            f"{type(loss_fn).__name__} reads {loss_fn.reads}",
-        )
-        raise ValueError(f"{gives}, but the loss {reads}: try {fitting}")
-    return network, loss_fn
+    return network, build(config.loss, grad=grad)
+
+
+def _require_fit(config: TrainConfig) -> None:
+    """Raise ValueError if the loss reads what the head does not give, or has no such gradient."""
+    from snn.losses import require_time_based
+
+    nodes = (config.head, config.loss, config.surrogate)
+    head, loss, grad = (typing.cast(Any, locate(node["_target_"])) for node in nodes)
+    if head.output != loss.reads:
+        fitting = {"logits": "loss=cross_entropy", "spikes": "loss=count"}[head.output]
+        but = f"the head gives {head.output}, but the loss {loss.__name__} reads {loss.reads}"
+        raise ValueError(f"{but}: try {fitting}")
+    require_time_based(loss, grad)
 
 
 def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str] | None) -> int:
@@ -166,7 +179,8 @@ def compose(words: list[str]) -> TrainConfig:
     """
     args = argparse.Namespace(config_dir=None, config_path=None, config_name=None)
     try:
-        return check(_compose([_quoted(word) for word in words], args, "train"), TrainConfig)
+        with _reading(args, "train"):
+            return check(_compose([_quoted(word) for word in words], "train")[0], TrainConfig)
     except Exception as error:
         raise ValueError(_one_line(error)) from error
 
@@ -192,20 +206,19 @@ def settle(cfg: "DictConfig") -> "DictConfig":
     """
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import open_dict
 
     hydra = HydraConfig.get()
     experiment, words = hydra.runtime.choices.get("experiment"), list(hydra.overrides.task)
     if experiment is None:
         return cfg
-    name, hydra_words = hydra.job.config_name, OmegaConf.to_container(hydra.overrides.hydra)
-    path = [word for word in typing.cast(list[str], hydra_words) if _key(word) == "hydra.searchpath"]
-    alone = compose(name, [f"experiment={_quote(experiment)}", *path], return_hydra_config=True)
+    name = hydra.job.config_name
+    alone = compose(name, [f"experiment={_quote(experiment)}"], return_hydra_config=True)
     own, choices = alone.hydra.runtime.choices, hydra.runtime.choices.items()
     other = [group for group, choice in choices if group in cfg and own[group] != choice]
     if other:
         of_others = [_any_key(w) for w in words if _key(w).split("@")[0].split(".")[0] in other]
-        plain = compose(name, [*path, *of_others])
+        plain = compose(name, of_others)
         with open_dict(cfg):
             for group in other:
                 cfg[group] = plain[group]
@@ -234,33 +247,48 @@ def _preflight(
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
     args: argparse.Namespace = parser.parse_intermixed_args(words)
+    if args.experimental_rerun is not None:
+        raise ValueError("--experimental-rerun runs what a pickle says; --config-path FOLDER repeats a run")
     flags: list[str] = [word for word in words if word not in args.overrides]
     quiet: list[str] = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     command: list[str] = [*args.overrides, *quiet, *flags]  # in this order: --info would swallow a word
     if args.config_path:
         args.config_path = str(Path(args.config_path).resolve())
         command += ["--config-path", args.config_path]
-    if args.cfg == "job" and not args.package and any(_key(w) == "experiment" for w in args.overrides):
-        cfg = _compose(args.overrides, args, config_name)  # Hydra would show it as it was before `settle`
-        check(cfg, schema)
-        print(OmegaConf.to_yaml(cfg, resolve=args.resolve), end="")  # noqa: T201
-        raise SystemExit(0)
-    if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
-        return command, False
-    overrides = OverridesParser.create().parse_overrides(args.overrides)
-    if not args.multirun:
-        jobs = [args.overrides]
-    elif schema is EvalConfig:
-        raise ValueError("eval.py evaluates one checkpoint: call it without -m")
-    else:
-        jobs = BasicSweeper.split_arguments(overrides, None)[0]
-    checked = [check(_compose(job, args, config_name), schema) for job in jobs]
+    config_name = args.config_name or config_name
+    with _reading(args, config_name) as loader:
+        if args.shell_completion:
+            return command, False
+        if args.help or args.hydra_help or args.cfg or args.info:
+            cfg, _ = _compose(args.overrides, config_name)
+            whole = args.cfg == "job" and not args.package
+            if whole and any(_key(word) == "experiment" for word in args.overrides):
+                check(cfg, schema)  # shown here: Hydra would show it as it was before `settle`
+                print(OmegaConf.to_yaml(cfg, resolve=args.resolve), end="")  # noqa: T201
+                raise SystemExit(0)
+            return command, False
+        overrides = OverridesParser.create(loader).parse_overrides(args.overrides)
+        if not args.multirun:
+            jobs = [args.overrides]
+        elif schema is EvalConfig:
+            raise ValueError("eval.py evaluates one checkpoint: call it without -m")
+        else:
+            jobs = BasicSweeper.split_arguments(overrides, None)[0]
+            if not jobs:
+                raise ValueError(f"nothing matches a glob of the sweep: {' '.join(args.overrides)}")
+            fixed_words = zip(args.overrides, overrides, strict=True)
+            _compose([word for word, o in fixed_words if not o.is_sweep_override()], config_name)
+        composed = [_compose(job, config_name) for job in jobs]
+        checked = [check(cfg, schema) for cfg, _ in composed]
 
     first = checked[0]
-    given = {_key(word) for word in args.overrides}
+    for config in checked:
+        if isinstance(config, TrainConfig):
+            _require_fit(config)
+    given, hydra_keys = {_key(word) for word in args.overrides}, composed[0][1]
     if isinstance(first, EvalConfig):
-        if foreign := [key for key in given if key.startswith("hydra")]:
-            raise ValueError(f"eval.py writes no folder and takes no {foreign[0]}")
+        if hydra_keys:
+            raise ValueError(f"eval.py writes no folder and takes no {hydra_keys[0]}")
         return ["hydra.run.dir=.", *command], False
     stamp = f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
     folder = Path("runs") / first.name / f"{stamp}-s{first.seed}-{os.getpid()}"
@@ -278,41 +306,113 @@ def _preflight(
             raise ValueError(f"{rule}, got {', '.join(sorted(unknown))}")
         path = Path(first.resume).expanduser()
         folder = path if path.is_dir() else find_checkpoint(first.resume).parent
-    elif "hydra.run.dir" not in given and not args.multirun:
+    elif "hydra.run.dir" not in hydra_keys and not args.multirun:
         own_folder.append(folder)
     fixed = [_quote(_key(o.get_key_element())) for o in overrides if not o.is_sweep_override()]
+    folders = {
+        "hydra.run.dir": folder,
+        "hydra.sweep.dir": folder.parent / f"{stamp}-{os.getpid()}-sweep",
+        "hydra.sweep.subdir": "${job_folder:${hydra.job.num},${hydra.job.override_dirname}}",
+    }
+    resumed = first.resume is not None  # where the run lies
     settings: list[str] = [
-        "hydra.sweep.subdir='${job_folder:${hydra.job.num},${hydra.job.override_dirname}}'",
-        f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
+        f"{key}={_quote(it)}" for key, it in folders.items() if resumed or key not in hydra_keys
     ]
-    if "hydra.run.dir" not in given:
-        settings.append(f"hydra.run.dir={_quote(folder)}")
-    if "hydra.sweep.dir" not in given:
-        settings.append(f"hydra.sweep.dir={_quote(folder.parent / f'{stamp}-{os.getpid()}-sweep')}")
+    settings.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
     return [*settings, *command], args.multirun
 
 
-def _compose(job: list[str], args: argparse.Namespace, config_name: str) -> "DictConfig":
-    """Compose one job's config with every key allowed, so that `check` is what judges the keys."""
-    from hydra import compose, initialize_config_dir
+@contextmanager
+def _reading(args: argparse.Namespace, config_name: str) -> "Iterator[ConfigLoaderImpl]":
+    """Let Hydra read configs from the folders that a command names, as its own start would.
+
+    Raises:
+        ValueError: The config that the command starts from is none, or names other folders or modules.
+    """
+    from hydra import initialize_config_dir
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.config_search_path import SearchPathQuery
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import DictConfig, OmegaConf
+
+    with initialize_config_dir(version_base="1.3", config_dir=args.config_path or str(CONFIGS)):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        if args.config_dir:
+            path, folder = hydra.config_loader.get_search_path(), Path(args.config_dir).resolve()
+            if not folder.is_dir():
+                raise FileNotFoundError(f"--config-dir: there is no folder {folder}")
+            path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+            hydra.config_loader = ConfigLoaderImpl(path)
+        loader = typing.cast(ConfigLoaderImpl, hydra.config_loader)
+        try:
+            primary = loader.repository.load_config(config_name)
+        except Exception as error:
+            raise ValueError(f"--config-name: {config_name} cannot be read as YAML: {error}") from error
+        if primary is not None:
+            if not isinstance(primary.config, DictConfig) or not (primary.config or primary.header):
+                raise ValueError(
+                    f"--config-name: {config_name} must hold keys and values, got {primary.config}"
+                )
+            if OmegaConf.select(primary.config, "hydra.searchpath") is not None:
+                raise _hydra_error("hydra.searchpath")
+        yield loader
+
+
+def _compose(job: list[str], config_name: str) -> "tuple[DictConfig, list[str]]":
+    """Compose one job's config with every key allowed, so that `check` is what judges the keys.
+
+    Returns:
+        The config without Hydra's own node, and which keys of that were set.
+
+    Raises:
+        ValueError: A word or a file sets a key of Hydra other than `HYDRA_KEYS`.
+    """
+    from hydra import compose
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
 
-    words = [_any_key(word) for word in job]
-    if args.config_dir:
-        words.append(f"hydra.searchpath=[{_quote(f'file://{Path(args.config_dir).resolve()}')}]")
-    with initialize_config_dir(version_base="1.3", config_dir=args.config_path or str(CONFIGS)):
-        cfg = compose(args.config_name or config_name, overrides=words, return_hydra_config=True)
-        HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in the config
-        if config_name == "train":
-            cfg = settle(cfg)
-    if cfg.hydra.callbacks:  # Hydra would build whatever they name
-        raise ValueError(
-            "hydra.callbacks must be empty: a config names nothing but what is ours or torch.optim's"
-        )
+    for key in map(_key, job):
+        if re.match(r"hydra\b", key) and key not in HYDRA_KEYS:
+            raise _hydra_error(key)
+    cfg = compose(config_name, [_any_key(word) for word in job], return_hydra_config=True)
+    words, found, own = cfg.hydra.overrides, dict(_leaves("hydra", cfg.hydra)), _hydra_defaults()
+    changed = {key for key in found | own if key not in found or key not in own or found[key] != own[key]}
+    hydra_keys = sorted(key for key in changed if not key.startswith(_HYDRA_OWN))
+    if len(words.task) + len(words.hydra) != len(job):  # Hydra adds the command's to those in a file
+        hydra_keys.append("hydra.overrides")
+    if foreign := [key for key in hydra_keys if key not in HYDRA_KEYS]:
+        raise _hydra_error(foreign[0])
+    HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in the config
+    if "experiment" in cfg.hydra.runtime.choices:
+        cfg = settle(cfg)
     with open_dict(cfg):
         del cfg["hydra"]
-    return cfg
+    return cfg, hydra_keys
+
+
+@functools.cache
+def _hydra_defaults() -> dict[str, Any]:
+    """Return Hydra's own node as it is if nobody sets anything, as `_leaves` does."""
+    from hydra import compose
+
+    return dict(_leaves("hydra", compose(return_hydra_config=True).hydra))
+
+
+def _leaves(path: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Iterate over the dotted keys in a node of a config and their values, interpolations as written."""
+    from omegaconf import DictConfig, OmegaConf
+
+    plain = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
+    if not isinstance(plain, dict) or not plain:
+        yield path, plain
+        return
+    for key, value in plain.items():
+        yield from _leaves(f"{path}.{key!s}", value)
+
+
+def _hydra_error(key: str) -> ValueError:
+    return ValueError(f"{key} is not to be set; of Hydra's own keys only {', '.join(HYDRA_KEYS)} are")
 
 
 def _any_key(word: str) -> str:

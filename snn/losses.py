@@ -184,9 +184,10 @@ class TTFS:
 
     grad: Gradient = TIME_BASED
     reads: ClassVar[str] = "spikes"
+    moves_times: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_time_based("ttfs", self.grad)
+        require_time_based(type(self), type(self.grad))
 
     def __call__(self, spikes: Tensor, labels: Tensor) -> Tensor:
         """Spikes `[T, N, K]` and labels `[N]` to a scalar."""
@@ -204,9 +205,11 @@ class Timing(_SpikeTargets):
     on the times themselves.
     """
 
+    moves_times: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_time_based("timing", self.grad)
+        require_time_based(type(self), type(self.grad))
 
     def __call__(self, spikes: Tensor, labels: Tensor) -> Tensor:
         """Spikes `[T, N, K]` and labels `[N]` to a scalar."""
@@ -244,6 +247,8 @@ def _target_times(targets: _SpikeTargets, spikes: Tensor, labels: Tensor) -> Ten
     return torch.where(rank <= count, time, steps)
 
 
-def _require_time_based(loss: str, grad: Gradient) -> None:
-    if not isinstance(grad, GradParams):
-        raise ValueError(f"loss={loss} moves spike times: it needs surrogate=time, got {type(grad).__name__}")
+def require_time_based(loss: type, grad: type) -> None:
+    """Raise ValueError if a loss that moves spike times is to be used with a gradient of another kind."""
+    if getattr(loss, "moves_times", False) and not issubclass(grad, GradParams):
+        name = loss.__name__.lower()
+        raise ValueError(f"loss={name} moves spike times: it needs surrogate=time, got {grad.__name__}")

@@ -1,20 +1,54 @@
 """`_target_` nodes: what a config may name, whether its keys fit, and the object it describes.
 
-A node is a plain mapping: `_target_` names a class or function of this project or of torch.optim, the other
-keys are its keyword arguments, and `_partial_: true` asks for a callable that waits for the rest. Whatever a
-config or a checkpoint says, nothing else is ever imported or called.
+A node is a plain mapping: `_target_` names a class or function, the other keys are its keyword arguments, and
+`_partial_: true` asks for a callable that waits for the rest. `TARGETS` lists where in a config a node may
+stand and what it may name there. Whatever a config or a checkpoint says, nothing else is imported or called.
 """
 
 import difflib
 import functools
 import inspect
 import pkgutil
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-ALLOWED = ("snn.", "torch.optim.")
+
+class Place(NamedTuple):
+    """What a node at one place of a config may name.
+
+    Attributes:
+        listed: Dotted names; one with a dot at its end stands for what is defined in that module or package.
+        takes: It is a function with these parameters; empty: it is a class.
+        has: An attribute that tells such classes from others.
+        partial: Whether it is built by whoever gets it, `_partial_: true`.
+    """
+
+    listed: tuple[str, ...]
+    takes: tuple[str, ...] = ()
+    has: str = "__init__"
+    partial: bool = False
+
+
+TARGETS = {
+    "data": Place(("snn.data.load",), takes=("source",)),
+    "data.source": Place(
+        ("snn.data.sources.", "snn.data.moving_digits.", "snn.data.events.sets."),
+        takes=("root", "download"),
+        partial=True,
+    ),
+    "encoding": Place(("snn.encoding.",)),
+    "neuron": Place(("snn.neuron.SRMParams",)),
+    "surrogate": Place(("snn.neuron.",)),
+    "network": Place(("snn.networks.",), has="teach"),
+    "head": Place(("snn.networks.",), has="output", partial=True),
+    "loss": Place(("snn.losses.",), has="reads"),
+    "calibrate": Place(("snn.calibrate.Calibration",)),
+    "optimizer": Place(("torch.optim.",), has="add_param_group"),
+    "scheduler": Place(("snn.schedules.",), takes=("optimizer", "total_steps")),
+}
 MARKS = ("_target_", "_partial_")
 PLAIN = (bool, int, float, str, dict, type(None))
 
@@ -54,25 +88,25 @@ def check_target(path: str, node: dict[str, Any]) -> None:
     """Refuse a node with a forbidden target, an unknown key or a value of the wrong kind, at any depth.
 
     Args:
-        path: Where the node stands in the config, for the message.
+        path: Where the node stands in the config.
         node: As above.
 
     Raises:
         ValueError: One line that names the key, and the nearest one if it is misspelt.
     """
-    try:
-        target = locate(node["_target_"])
-    except ValueError as error:
-        raise ValueError(f"{path}.{error}") from error
+    target = locate(node["_target_"], path)
     require_known(path, node, [*inspect.signature(target).parameters, *MARKS])
     hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for key, value in node.items():
         if is_target(value):
             check_target(f"{path}.{key}", value)
+        elif holds_target(value):
+            raise ValueError(f"{path}.{key} may hold no _target_ at any depth, got {value!r}")
         elif key in hints:
             require_kind(f"{path}.{key}", value, hints[key])
-    if not isinstance(node.get("_partial_", False), bool):
-        raise ValueError(f"{path}._partial_ must be bool, got {node['_partial_']!r}")
+    partial, rule = node.get("_partial_", False), TARGETS[path].partial
+    if partial is not rule:
+        raise ValueError(f"{path}._partial_ must be {str(rule).lower()}, got {partial!r}")
 
 
 def is_target(node: Any) -> bool:
@@ -80,27 +114,57 @@ def is_target(node: Any) -> bool:
     return isinstance(node, dict) and "_target_" in node
 
 
-def locate(name: Any) -> Callable[..., Any]:
+def holds_target(value: Any) -> bool:
+    """Whether a plain value is a `_target_` node or holds one at any depth."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return is_target(value) or any(map(holds_target, inner))
+
+
+def locate(name: Any, path: str | None = None) -> Callable[..., Any]:
     """Return the class or function that `name` stands for.
 
+    Args:
+        name: Dotted name.
+        path: Where in a config it stands; None: wherever it may.
+
     Raises:
-        ValueError: It is not defined in one of `ALLOWED`, or nowhere at all.
+        ValueError: It is not listed there in `TARGETS`, or there is no such thing.
     """
-    rule = f"_target_ must name a class or function of {' or '.join(ALLOWED)}, got {name!r}"
-    if not isinstance(name, str) or not name.startswith(ALLOWED):
+    prefix = f"{path}." if path else ""
+    if path is not None and path not in TARGETS:
+        raise ValueError(f"{prefix}_target_ has no place there: {path} describes no object, got {name!r}")
+    places = list(TARGETS.values()) if path is None else [TARGETS[path]]
+    listed = dict.fromkeys(entry for place in places for entry in place.listed)
+    rule = f"{prefix}_target_ must name something of {' or '.join(listed)}, got {name!r}"
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", name, re.ASCII):
         raise ValueError(rule)
-    if any(part.startswith("_") for part in name.split(".")):
+    if not any(_is_under(name, entry) for entry in listed):
         raise ValueError(rule)
     try:
         found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"_target_ names nothing that exists: {name!r}") from error
-    # a name may lead through an allowed module to something imported there: where it was defined counts
-    if not (inspect.isclass(found) or inspect.isfunction(found)):
-        raise ValueError(rule)
-    if not f"{found.__module__}.".startswith(ALLOWED):
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{prefix}_target_ names nothing that exists: {name!r}") from error
+    if not any(_is_meant(found, name, place) for place in places):
         raise ValueError(rule)
     return typing.cast(Callable[..., Any], found)
+
+
+def _is_under(name: str, entry: str) -> bool:
+    return name.startswith(entry) if entry.endswith(".") else name == entry
+
+
+def _is_meant(found: Any, name: str, place: Place) -> bool:
+    """Whether an object that a name led to is one that a place may name.
+
+    A name may lead through a listed module to something imported there: where it was defined counts.
+    """
+    if place.takes:
+        if not inspect.isfunction(found) or not {*place.takes} <= {*inspect.signature(found).parameters}:
+            return False
+    elif not inspect.isclass(found) or not hasattr(found, place.has):
+        return False
+    home = f"{found.__module__}."
+    return any(_is_under(name, e) and (e == name or home.startswith(e)) for e in place.listed)
 
 
 def require_known(path: str, node: dict[str, Any], known: Iterable[str]) -> None:

@@ -75,7 +75,7 @@ def test_nested_nodes_are_built_first():
         ({"tau": 3}, "unknown key neuron.tau; did you mean neuron.tau_"),
         ({"tau_m": "7"}, "neuron.tau_m must be float, got '7'"),
         ({"tau_m": True}, "neuron.tau_m must be float, got True"),
-        ({"_partial_": "yes"}, "neuron._partial_ must be bool, got 'yes'"),
+        ({"_partial_": "yes"}, "neuron._partial_ must be false, got 'yes'"),
         ({"_args_": [1]}, "unknown key neuron._args_"),
         ({"_recursive_": False}, "unknown key neuron._recursive_"),
     ],

@@ -144,20 +144,20 @@ def _read_idx_file(folder: Path, file: str, name: str) -> tuple[Tensor, Path]:
 
 
 def _read_cifar(name: str, root: str, download: bool) -> tuple[Images, Images]:
-    from torchvision import datasets
-
     home = Path(root).expanduser()
-    folder = home / files.layout(name).folder
+    below, listed = files.layout(name)
+    folder = home / below
     if download and files.missing(folder, name):
         download_set(name, home)
     files.require_all(folder, name, home)
-    cifar = getattr(datasets, files.TORCHVISION_CLASSES[name])
     with files.naming_root(home):
-        try:
-            parts = [cifar(home, train=train) for train in (True, False)]
-        except RuntimeError as error:
-            files.verify(folder, name)  # names the damaged file
-            raise ValueError(f"{folder} cannot be read: {error}") from error
-    images = [torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in parts]
-    labels = [torch.tensor(part.targets) for part in parts]
-    return Images(images[0], labels[0]), Images(images[1], labels[1])
+        files.verify(folder, name)
+        train = [file for file in listed if file.startswith(("data_batch_", "train"))]
+        return _read_cifar_part(folder, train), _read_cifar_part(folder, ["test_batch", "test"])
+
+
+def _read_cifar_part(folder: Path, names: list[str]) -> Images:
+    paths = [path for name in names if (path := files.locate(folder, name)) is not None]
+    parts = [files.parse_cifar(files.read_bytes(path), path) for path in paths]
+    images, labels = zip(*parts, strict=True)
+    return Images(torch.cat(images), torch.cat(labels))

@@ -89,7 +89,7 @@ BAD = [
     # targets
     (
         "optimizer._target_=os.system",
-        "optimizer._target_ must name a class or function of snn. or torch.optim.",
+        "optimizer._target_ must name something of torch.optim., got 'os.system'",
     ),
     ("optimizer._target_=torch.optim.Adamm", "optimizer._target_ names nothing that exists"),
     # command line
@@ -172,13 +172,6 @@ def test_hazard_27_passes_with_future_warnings_as_errors_and_no_gpu(tmp_path):
         command, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
-
-
-def test_hydra_callbacks_build_nothing(program):
-    made = program.folder / "made"
-    node = f"+hydra.callbacks.a={{_target_: zipfile.ZipFile, file: {made}, mode: w}}"
-    assert "hydra.callbacks must be empty" in program.train(*SMALL, node).error
-    assert not list(program.folder.iterdir())
 
 
 def test_hazard_28_a_tilde_expands(program, monkeypatch):
