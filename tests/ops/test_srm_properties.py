@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from snn.neuron import GradParams, SRMParams
+from snn.neuron import ATan, GradParams, SRMParams
 from snn.ops import srm_conv2d, srm_linear
 
 NEURON = SRMParams(tau_m=5.0, tau_s=3.0, threshold=1.0)
@@ -170,6 +170,22 @@ def test_pairs_are_height_then_width():
         dilation=(2, 1),
     )
     assert torch.equal(turned.transpose(3, 4), spikes)
+
+
+@pytest.mark.parametrize("grad", [GRAD, ATan(1.0)], ids=lambda grad: type(grad).__name__)
+def test_a_weight_in_odd_memory(grad):
+    """Channels last but for the stride of its height, 1: oneDNN's grouped convolution reads it wrongly."""
+    torch.manual_seed(0)
+    x, weight = (torch.rand(5, 2, 4, 3, 3) < 0.5).float(), torch.randn(2, 2, 1, 2) + 0.5
+    odd = weight.movedim(3, 1).contiguous().movedim(1, 3)
+    assert odd.stride() == (4, 1, 1, 2) and torch.equal(odd, weight)
+    results = []
+    for kernels in (weight, odd):
+        kernels.requires_grad_()
+        spikes = srm_conv2d(x, kernels, NEURON, grad, groups=2)
+        results.append((spikes.detach(), *torch.autograd.grad(spikes.sum(), kernels)))
+    assert torch.equal(results[0][0], results[1][0]) and results[0][0].any()
+    torch.testing.assert_close(results[0][1], results[1][1])
 
 
 # silent neurons

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from snn.neuron import GradParams, SRMParams
 from snn.ops.compact import compact, restore
 from snn.ops.srm.scan import scan_backward, scan_forward
-from snn.ops.srm.shapes import as_images, shown_steps
+from snn.ops.srm.shapes import as_images, as_kernels, shown_steps
 
 Pair = tuple[int, int]
 
@@ -35,7 +35,7 @@ class SRMConv2dFunc(Function):
     ) -> Tensor:
         ctx.conv = (stride, padding, dilation, groups)
         shown, dtype = shown_steps(x), _synapse_dtype(x)
-        current = F.conv2d(as_images(shown, dtype), weight.to(dtype), None, *ctx.conv)
+        current = F.conv2d(as_images(shown, dtype), as_kernels(weight, dtype), None, *ctx.conv)
         current = current.unflatten(0, shown.shape[:2]).to(x.dtype)
         return _scan(ctx, shown, weight, current, threshold, len(x), pool, neuron, grad)
 
@@ -132,7 +132,7 @@ def _signals(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     rows_w, rows_t = len(shown) if needs_w else 0, ctx.steps if needs_t else 0
     signals = scan_backward(grad_out, tape, ctx.pool, ctx.neuron, ctx.grad, rows_w=rows_w, rows_t=rows_t)
     grad_w, grad_t = (signal.to(ctx.synapse_dtype) for signal in signals)
-    return shown, weight.to(ctx.synapse_dtype), grad_w, grad_t
+    return shown, as_kernels(weight, ctx.synapse_dtype), grad_w, grad_t
 
 
 def _time_gradient(ctx: Any, grad_x: Tensor, shown: Tensor) -> Tensor:

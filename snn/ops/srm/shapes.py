@@ -46,6 +46,14 @@ def as_images(x: Tensor, dtype: torch.dtype) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
+def as_kernels(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `weight` in the order of its axes.
+
+    oneDNN reads a weight wrongly whose layout is channels last but for the stride of a side of length 1.
+    """
+    return weight.to(dtype).contiguous()
+
+
 def require_threshold(threshold: Tensor) -> None:
     """Raise ValueError unless every threshold is finite and > 0; for a CPU: it reads the values."""
     low, high = float(threshold.min()), float(threshold.max())
