@@ -30,7 +30,8 @@ def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int], grad: Gradie
         `[T, N, C, H // k_h, W // k_w]`.
 
     Raises:
-        ValueError: `x` is not 5-D floating point with a channel, or a window side lies outside 1 ... the map's side.
+        ValueError: `x` is not 5-D floating point with a channel, or a window side lies outside 1 ... the
+            map's side.
     """
     pair = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
     if x.dim() != 5 or not x.is_floating_point() or x.shape[2] < 1:

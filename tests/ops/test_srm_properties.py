@@ -188,6 +188,16 @@ def test_a_weight_in_odd_memory(grad):
     torch.testing.assert_close(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("grad", [GRAD, ATan(1.0)], ids=lambda grad: type(grad).__name__)
+def test_one_channel_that_becomes_one_column(grad):
+    """oneDNN reads beyond such images, with a stride above 1, if they lie channels last."""
+    torch.manual_seed(0)
+    x, weight = torch.rand(3, 2, 1, 6, 2) * 2, torch.randn(4, 1, 3, 3)
+    single = srm_conv2d(x, weight, NEURON, grad, stride=(1, 2), padding=(0, 1))
+    double = srm_conv2d(x.double(), weight.double(), NEURON, grad, stride=(1, 2), padding=(0, 1))
+    assert single.shape == (3, 2, 4, 4, 1) and single.any() and torch.equal(single.double(), double)
+
+
 # silent neurons
 
 

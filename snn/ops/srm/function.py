@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from snn.neuron import GradParams, SRMParams
 from snn.ops.compact import compact, restore
 from snn.ops.srm.scan import scan_backward, scan_forward
-from snn.ops.srm.shapes import as_images, as_kernels, shown_steps
+from snn.ops.srm.shapes import as_images, as_kernels, convolve, shown_steps
 
 Pair = tuple[int, int]
 
@@ -35,8 +35,7 @@ class SRMConv2dFunc(Function):
     ) -> Tensor:
         ctx.conv = (stride, padding, dilation, groups)
         shown, dtype = shown_steps(x), _synapse_dtype(x)
-        current = F.conv2d(as_images(shown, dtype), as_kernels(weight, dtype), None, *ctx.conv)
-        current = current.unflatten(0, shown.shape[:2]).to(x.dtype)
+        current = convolve(shown, weight, ctx.conv, dtype).to(x.dtype)
         return _scan(ctx, shown, weight, current, threshold, len(x), pool, neuron, grad)
 
     @staticmethod
