@@ -370,6 +370,16 @@ def test_hazard_12_autocast(op, backward):
 
 
 @BOTH
+def test_autocast_around_the_backward_alone_changes_nothing(op):
+    x, weight = draw(op, dtype=torch.float32)
+    spikes = apply(op, x, weight)
+    plain = torch.autograd.grad(spikes, [x, weight], upstream(spikes), retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = torch.autograd.grad(spikes, [x, weight], upstream(spikes))
+    assert all(map(torch.equal, plain, inside))
+
+
+@BOTH
 def test_nothing_is_saved_without_gradients(op):
     x, weight = draw(op)
     saved = []

@@ -70,11 +70,12 @@ class SRMLinearFunc(Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         shown, weight, grad_w, grad_t = _signals(ctx, grad_out[..., None, None])
         grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_x = _time_gradient(ctx, grad_t.flatten(2) @ weight, shown)
-        if ctx.needs_input_grad[1]:
-            features = shown.flatten(0, 1).to(weight.dtype)
-            grad_weight = (grad_w.flatten(2).flatten(0, 1).T @ features).to(shown.dtype)
+        with torch.autocast(shown.device.type, enabled=False):  # the forward has decided on the dtype
+            if ctx.needs_input_grad[0]:
+                grad_x = _time_gradient(ctx, grad_t.flatten(2) @ weight, shown)
+            if ctx.needs_input_grad[1]:
+                features = shown.flatten(0, 1).to(weight.dtype)
+                grad_weight = (grad_w.flatten(2).flatten(0, 1).T @ features).to(shown.dtype)
         return grad_x, grad_weight, None, None, None, None
 
 
