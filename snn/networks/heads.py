@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from snn.layers import ChannelAffine, GradientDecouple, LBSign, SRMLinear
+from snn.networks.architecture import Linear, require_room
 from snn.neuron import TIME_BASED, Gradient, GradParams, SRMParams
 from snn.ops import spike_heights, target_spikes
 
@@ -50,6 +51,7 @@ class DecoupledHead(nn.Module):
             raise ValueError(f"head.decouple_scale must be finite and >= 0, got {decouple_scale}")
         if not (math.isfinite(sign_clip) and sign_clip > 0):
             raise ValueError(f"head.sign_clip must be finite and > 0, got {sign_clip}")
+        _require_classes(num_classes, shape)
         self.grad = grad
         self.decouple = GradientDecouple(decouple_scale)
         self.affine = ChannelAffine(shape[0], bias=True)
@@ -94,6 +96,7 @@ class SpikingHead(SRMLinear):
     ) -> None:
         if target_rise is not None and not (math.isfinite(target_rise) and target_rise > 0):
             raise ValueError(f"head.target_rise must be null or finite and > 0, got {target_rise}")
+        _require_classes(num_classes, shape)
         super().__init__(
             math.prod(shape), num_classes, neuron, grad, weight_standardization=weight_standardization
         )
@@ -122,3 +125,15 @@ class SpikingHead(SRMLinear):
         return output + target_spikes(
             body.flatten(2), weight, neuron, self.grad, output, labels, self.target_rise
         )
+
+
+def _require_classes(num_classes: int, shape: tuple[int, ...]) -> None:
+    key = "head.num_classes (data.num_classes)"
+    if num_classes < 1:
+        raise ValueError(f"{key} must be at least 1, got {num_classes}")
+    try:
+        require_room(Linear(num_classes).weights(shape), (num_classes,))
+    except ValueError as error:
+        raise ValueError(
+            f"{key} is {num_classes}, and the head got {'x'.join(map(str, shape))}: {error}"
+        ) from error

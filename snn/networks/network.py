@@ -57,6 +57,17 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
+def input_shape(in_channels: int, size: int) -> tuple[int, int, int]:
+    """Return the shape of a sample of the input; ValueError if there can be none."""
+    for key, value in (
+        ("network.in_channels (data.channels)", in_channels),
+        ("network.size (data.size)", size),
+    ):
+        if value < 1:
+            raise ValueError(f"{key} must be at least 1, got {value}")
+    return in_channels, size, size
+
+
 def misfit(key: str, token: str, place: int, shape: tuple[int, ...], error: ValueError) -> ValueError:
     """Return an error that says which layer does not fit, and what reached it."""
     return ValueError(f"{key}: {token!r} (layer {place}) got {'x'.join(map(str, shape))}: {error}")

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from snn.networks.architecture import Conv, Pool, Spec, parse
-from snn.networks.network import Network, make_layer, misfit
+from snn.networks.architecture import Conv, Pool, Spec, parse, require_room
+from snn.networks.network import Network, input_shape, make_layer, misfit
 from snn.neuron import Gradient, SRMParams
 
 
@@ -39,14 +39,16 @@ class SRMNetwork(Network):
         grad: Gradient,
         head: Callable[[tuple[int, ...]], nn.Module],
     ) -> None:
-        shape: tuple[int, ...] = (in_channels, size, size)
+        shape: tuple[int, ...] = input_shape(in_channels, size)
         shapes: dict[str, tuple[int, ...]] = {}
         modules: OrderedDict[str, nn.Module] = OrderedDict()
         module: nn.Module
-        specs, pool = parse(str(layers)), 1
+        specs, pool, weights = parse(str(layers)), 1, 0
         for place, (token, spec) in enumerate(specs):
             try:
                 out_shape = spec.out_shape(shape)
+                weights += spec.weights(shape)
+                require_room(weights, out_shape)
                 if pool > 1:  # the convolution before this pool does it
                     module, pool = nn.Identity(), 1
                 else:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from snn.layers import SpikeAvgPool2d, SpikeDropout, SRMLayer
-from snn.networks.architecture import Conv, Pool, parse
-from snn.networks.network import Network, make_layer, misfit
+from snn.networks.architecture import MOST_LAYERS, Conv, Pool, parse, require_room
+from snn.networks.network import Network, input_shape, make_layer, misfit
 from snn.neuron import Gradient, GradParams, SRMParams
 from snn.ops import gradient_by_height, spike_add, spike_avg_pool2d
 
@@ -32,6 +32,12 @@ class Residual:
         """Shape of a sample after this block."""
         return self.conv(3, self.stride).out_shape(shape)
 
+    def weights(self, shape: Shape) -> int:
+        """Number of weights, for a sample of `shape`."""
+        out_shape = self.out_shape(shape)
+        shortcut = 0 if out_shape == shape else self.conv(1, self.stride).weights(shape)
+        return self.conv(3, self.stride).weights(shape) + self.conv(3, 1).weights(out_shape) + shortcut
+
 
 class SRMResNet(Network):
     """A stem, stages of residual blocks and a pool, closed by a head.
@@ -47,7 +53,7 @@ class SRMResNet(Network):
     Args:
         stem: The first layer, one SRM convolution as in an architecture string: `128C5`.
         channels: Channels of the blocks, stage by stage, each >= 1.
-        blocks: Blocks of a stage, >= 1.
+        blocks: Blocks of a stage, in [1, 999].
         dropout: Probability of dropping a neuron between the convolutions of a block, in [0, 1).
         pool: Window of the pool after the last block, >= 1; 1 for none.
         in_channels: Channels of the input.
@@ -79,8 +85,8 @@ class SRMResNet(Network):
     ) -> None:
         if not channels or min(channels) < 1:
             raise ValueError(f"network.channels must be one or more integers of at least 1, got {channels}")
-        if blocks < 1:
-            raise ValueError(f"network.blocks must be at least 1, got {blocks}")
+        if not 1 <= blocks <= MOST_LAYERS:
+            raise ValueError(f"network.blocks must lie in [1, {MOST_LAYERS}], got {blocks}")
         if not 0 <= dropout < 1:
             raise ValueError(f"network.dropout must lie in [0, 1), got {dropout}")
         if pool < 1:
@@ -98,13 +104,16 @@ class SRMResNet(Network):
             specs += [("channels", f"R{width}", Residual(width, 1, dropout))] * (blocks - 1)
         if pool > 1:
             specs.append(("pool", f"P{pool}", Pool(pool)))
-        shape: Shape = (in_channels, size, size)
+        shape: Shape = input_shape(in_channels, size)
         shapes: dict[str, Shape] = {}
         layers: OrderedDict[str, nn.Module] = OrderedDict()
+        weights = 0
         for place, (key, token, spec) in enumerate(specs):
             name = f"{place}_{token}"
             try:
                 out_shape = spec.out_shape(shape)
+                weights += spec.weights(shape)
+                require_room(weights, out_shape)
                 match spec:
                     case Conv():
                         layers[name] = make_conv(spec, shape)

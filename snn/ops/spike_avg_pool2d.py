@@ -30,11 +30,13 @@ def spike_avg_pool2d(x: Tensor, kernel_size: int | tuple[int, int], grad: Gradie
         `[T, N, C, H // k_h, W // k_w]`.
 
     Raises:
-        ValueError: `x` is not 5-D floating point, or a window side lies outside 1 ... the map's side.
+        ValueError: `x` is not 5-D floating point with a channel, or a window side lies outside 1 ... the
+            map's side.
     """
     pair = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
-    if x.dim() != 5 or not x.is_floating_point():
-        raise ValueError(f"x must be floating point of shape [T, N, C, H, W], got {x.dtype} {list(x.shape)}")
+    if x.dim() != 5 or not x.is_floating_point() or x.shape[2] < 1:
+        rule = "x must be floating point of shape [T, N, C, H, W] with C >= 1"
+        raise ValueError(f"{rule}, got {x.dtype} {list(x.shape)}")
     if len(pair) != 2 or not all(type(side) is int and side >= 1 for side in pair):
         raise ValueError(f"kernel_size must be one or two integers of at least 1, got {kernel_size}")
     k_h, k_w = pair

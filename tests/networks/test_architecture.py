@@ -132,7 +132,7 @@ def test_output_shapes(spec, shape, expected):
     assert spec.out_shape(shape) == expected
 
 
-@pytest.mark.parametrize("layers", ["16x1000", "8C3x99999999", "8C3-1\u0663"])
+@pytest.mark.parametrize("layers", ["16x1000", "8C3x99999999", "8C3-1\u0663", "16x999-16", "9999999999"])
 def test_endless_repeats_and_foreign_digits_are_refused(layers):
     with pytest.raises(ValueError, match="network.layers: token"):
         parse(layers)

@@ -113,6 +113,16 @@ def test_rule_of_decouple_scale(value):
         make(decouple_scale=value)
 
 
+@pytest.mark.parametrize("kind", [DecoupledHead, SpikingHead])
+@pytest.mark.parametrize(("classes", "message"), [(0, "at least 1, got 0"), (10**12, "weights at most")])
+def test_rule_of_classes(kind, classes, message):
+    own = {"decouple_scale": 1.0, "sign": True, "sign_clip": 1.0}
+    if kind is SpikingHead:
+        own = {"neuron": SRMParams(), "weight_standardization": False}
+    with pytest.raises(ValueError, match=rf"head.num_classes \(data.num_classes\) .*{message}"):
+        kind((4, 3, 3), classes, grad=GradParams(), **own)
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_rule_of_sign_clip(value):
     with pytest.raises(ValueError, match=f"head.sign_clip must be finite and > 0, got {value}"):

@@ -131,6 +131,21 @@ def test_a_layer_that_does_not_fit_is_named_with_what_reached_it(layers, message
         make(layers)
 
 
+@pytest.mark.parametrize(
+    ("layers", "token"),
+    [
+        ("999999999C999", "999999999C999"),
+        ("8C3-8C999999999", "8C999999999"),
+        ("8C3-999999999", "999999999"),
+        ("30000-30000x99", "30000"),
+        ("8C3-1C1p99999-P2", "1C1p99999"),
+    ],
+)
+def test_what_no_memory_holds_is_refused_before_any_is_taken(layers, token):
+    with torch.device("meta"), pytest.raises(ValueError, match=f"'{token}' .* at most, and would"):
+        make(layers)
+
+
 def test_standardization_of_a_single_weight_names_the_token():
     with pytest.raises(
         ValueError, match=r"'3C1' \(layer 0\) got 1x9x9: weight_standardization needs at least 2"

@@ -131,7 +131,8 @@ def test_it_prints_as_a_table():
     [
         ({"channels": []}, r"network.channels must be one or more integers of at least 1, got \[\]"),
         ({"channels": [4, 0]}, r"network.channels must be .* at least 1, got \[4, 0\]"),
-        ({"blocks": 0}, "network.blocks must be at least 1, got 0"),
+        ({"blocks": 0}, r"network.blocks must lie in \[1, 999\], got 0"),
+        ({"blocks": 10**12}, r"network.blocks must lie in \[1, 999\], got 1000000000000"),
         ({"dropout": 1.0}, r"network.dropout must lie in \[0, 1\), got 1.0"),
         ({"pool": 0}, "network.pool must be at least 1, got 0"),
         ({"stem": "P2"}, "network.stem must be one SRM convolution, like 128C5, got 'P2'"),
@@ -140,6 +141,9 @@ def test_it_prints_as_a_table():
         ({"stem": "4Q3"}, "network.stem: token 1 of '4Q3' must read like .*, got '4Q3'"),
         ({"stem": "4C9p0"}, r"network.stem: '4C9p0' \(layer 0\) got 2x8x8: nothing of the map is left"),
         ({"size": 4}, r"network.pool: 'P2' \(layer 5\) got 6x1x1: nothing of the map is left"),
+        ({"channels": [10**9]}, r"network.channels: 'R1000000000s2' \(layer 1\) .* 1,000,000,000 weights at"),
+        ({"size": 0}, r"network.size \(data.size\) must be at least 1, got 0"),
+        ({"in_channels": -1}, r"network.in_channels \(data.channels\) must be at least 1, got -1"),
         (
             {"stem": "1C3", "weight_standardization": True},
             r"network.channels: 'R4s2' \(layer 1\) got 1x8x8: weight_standardization needs at least 2",

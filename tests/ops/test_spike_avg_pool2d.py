@@ -121,13 +121,14 @@ def test_hazard_11_a_second_derivative_raises():
 @pytest.mark.parametrize(
     ("shape", "window", "message"),
     [
-        ((2, 3, 4, 4), 2, r"\[T, N, C, H, W\], got torch.float32 \[2, 3, 4, 4\]"),
+        ((2, 3, 4, 4), 2, r"\[T, N, C, H, W\] with C >= 1, got torch.float32 \[2, 3, 4, 4\]"),
+        ((2, 3, 0, 4, 4), 2, r"\[T, N, C, H, W\] with C >= 1, got torch.float32 \[2, 3, 0, 4, 4\]"),
         ((1, 2, 3, 4, 4), 0, "kernel_size must be one or two integers of at least 1, got 0"),
         ((1, 2, 3, 4, 4), (2, -1), r"kernel_size must be one or two integers of at least 1, got \(2, -1\)"),
         ((1, 2, 3, 4, 3), 4, "kernel_size must fit the map, got 4 for a map of 4x3"),
         ((1, 2, 3, 4, 3), (5, 1), r"kernel_size must fit the map, got \(5, 1\) for a map of 4x3"),
     ],
-    ids=["4-D", "zero", "negative", "too wide", "too high"],
+    ids=["4-D", "no channel", "zero", "negative", "too wide", "too high"],
 )
 def test_rules(shape, window, message):
     with pytest.raises(ValueError, match=message):

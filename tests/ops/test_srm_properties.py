@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from snn.neuron import GradParams, SRMParams
+from snn.neuron import ATan, GradParams, SRMParams
 from snn.ops import srm_conv2d, srm_linear
 
 NEURON = SRMParams(tau_m=5.0, tau_s=3.0, threshold=1.0)
@@ -170,6 +170,32 @@ def test_pairs_are_height_then_width():
         dilation=(2, 1),
     )
     assert torch.equal(turned.transpose(3, 4), spikes)
+
+
+@pytest.mark.parametrize("grad", [GRAD, ATan(1.0)], ids=lambda grad: type(grad).__name__)
+def test_a_weight_in_odd_memory(grad):
+    """Channels last but for the stride of its height, 1: oneDNN's grouped convolution reads it wrongly."""
+    torch.manual_seed(0)
+    x, weight = (torch.rand(5, 2, 4, 3, 3) < 0.5).float(), torch.randn(2, 2, 1, 2) + 0.5
+    odd = weight.movedim(3, 1).contiguous().movedim(1, 3)
+    assert odd.stride() == (4, 1, 1, 2) and torch.equal(odd, weight)
+    results = []
+    for kernels in (weight, odd):
+        kernels.requires_grad_()
+        spikes = srm_conv2d(x, kernels, NEURON, grad, groups=2)
+        results.append((spikes.detach(), *torch.autograd.grad(spikes.sum(), kernels)))
+    assert torch.equal(results[0][0], results[1][0]) and results[0][0].any()
+    torch.testing.assert_close(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("grad", [GRAD, ATan(1.0)], ids=lambda grad: type(grad).__name__)
+def test_one_channel_that_becomes_one_column(grad):
+    """oneDNN reads beyond such images, with a stride above 1, if they lie channels last."""
+    torch.manual_seed(0)
+    x, weight = torch.rand(3, 2, 1, 6, 2) * 2, torch.randn(4, 1, 3, 3)
+    single = srm_conv2d(x, weight, NEURON, grad, stride=(1, 2), padding=(0, 1))
+    double = srm_conv2d(x.double(), weight.double(), NEURON, grad, stride=(1, 2), padding=(0, 1))
+    assert single.shape == (3, 2, 4, 4, 1) and single.any() and torch.equal(single.double(), double)
 
 
 # silent neurons
@@ -341,6 +367,16 @@ def test_hazard_12_autocast(op, backward):
         spikes.sum().backward()
     for leaf in (x, weight):
         assert leaf.grad.dtype == torch.float32 and leaf.grad.isfinite().all() and (leaf.grad != 0).any()
+
+
+@BOTH
+def test_autocast_around_the_backward_alone_changes_nothing(op):
+    x, weight = draw(op, dtype=torch.float32)
+    spikes = apply(op, x, weight)
+    plain = torch.autograd.grad(spikes, [x, weight], upstream(spikes), retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = torch.autograd.grad(spikes, [x, weight], upstream(spikes))
+    assert all(map(torch.equal, plain, inside))
 
 
 @BOTH

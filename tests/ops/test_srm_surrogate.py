@@ -100,6 +100,16 @@ def test_an_image_that_stays_is_summed_over_the_steps():
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
+def test_each_step_of_an_image_that_stays_gets_its_own_gradient():
+    torch.manual_seed(0)
+    image, weight = torch.randn(1, 3, 4, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64)
+    gradients = []
+    for x in (image.expand(6, -1, -1), image.repeat(6, 1, 1)):
+        x.requires_grad_()
+        gradients += torch.autograd.grad(srm_linear(x, weight, NEURON, SURROGATES[0]).sum(), x)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
 def test_by_hand():
     """One input of weight 3 at step 0: u = 1.5 fires at once; the input at step 1 alone reaches step 1."""
     x = torch.tensor([1.0, 0.5], dtype=torch.float64).view(2, 1, 1).requires_grad_()

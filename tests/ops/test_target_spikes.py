@@ -100,3 +100,14 @@ def test_no_step_after_an_early_spike_overflows(steps, tau_grad):
     assert (
         extra.sum() == 1 and x.grad[0, 0].any() and x.grad.isfinite().all() and weight.grad.isfinite().all()
     )
+
+
+def test_autocast_around_the_backward_alone_changes_nothing():
+    torch.manual_seed(1)
+    x, weight = torch.rand(7, 6, 8).requires_grad_(), torch.randn(3, 8).requires_grad_()
+    _, extra = set_for(x, weight, torch.tensor([0, 1, 2, 0, 1, 2]))
+    assert extra.any()
+    plain = torch.autograd.grad(extra.sum(), [x, weight], retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = torch.autograd.grad(extra.sum(), [x, weight])
+    assert all(map(torch.equal, plain, inside))

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from snn.neuron import GradParams, SRMParams
 from snn.ops.compact import compact, restore
 from snn.ops.srm.scan import scan_backward, scan_forward
-from snn.ops.srm.shapes import as_images, shown_steps
+from snn.ops.srm.shapes import as_images, as_kernels, convolve, shown_steps
 
 Pair = tuple[int, int]
 
@@ -35,8 +35,7 @@ class SRMConv2dFunc(Function):
     ) -> Tensor:
         ctx.conv = (stride, padding, dilation, groups)
         shown, dtype = shown_steps(x), _synapse_dtype(x)
-        current = F.conv2d(as_images(shown, dtype), weight.to(dtype), None, *ctx.conv)
-        current = current.unflatten(0, shown.shape[:2]).to(x.dtype)
+        current = convolve(shown, weight, ctx.conv, dtype).to(x.dtype)
         return _scan(ctx, shown, weight, current, threshold, len(x), pool, neuron, grad)
 
     @staticmethod
@@ -71,11 +70,12 @@ class SRMLinearFunc(Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         shown, weight, grad_w, grad_t = _signals(ctx, grad_out[..., None, None])
         grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_x = _time_gradient(ctx, grad_t.flatten(2) @ weight, shown)
-        if ctx.needs_input_grad[1]:
-            features = shown.flatten(0, 1).to(weight.dtype)
-            grad_weight = (grad_w.flatten(2).flatten(0, 1).T @ features).to(shown.dtype)
+        with torch.autocast(shown.device.type, enabled=False):  # the forward has decided on the dtype
+            if ctx.needs_input_grad[0]:
+                grad_x = _time_gradient(ctx, grad_t.flatten(2) @ weight, shown)
+            if ctx.needs_input_grad[1]:
+                features = shown.flatten(0, 1).to(weight.dtype)
+                grad_weight = (grad_w.flatten(2).flatten(0, 1).T @ features).to(shown.dtype)
         return grad_x, grad_weight, None, None, None, None
 
 
@@ -132,7 +132,7 @@ def _signals(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     rows_w, rows_t = len(shown) if needs_w else 0, ctx.steps if needs_t else 0
     signals = scan_backward(grad_out, tape, ctx.pool, ctx.neuron, ctx.grad, rows_w=rows_w, rows_t=rows_t)
     grad_w, grad_t = (signal.to(ctx.synapse_dtype) for signal in signals)
-    return shown, weight.to(ctx.synapse_dtype), grad_w, grad_t
+    return shown, as_kernels(weight, ctx.synapse_dtype), grad_w, grad_t
 
 
 def _time_gradient(ctx: Any, grad_x: Tensor, shown: Tensor) -> Tensor:

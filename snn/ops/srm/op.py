@@ -124,7 +124,8 @@ def srm_linear(
 
 def _require_float(x: Tensor, weight: Tensor) -> None:
     if x.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"x must be float32 or float64 (for bfloat16 use torch.autocast), got {x.dtype}")
+        rule = "x must be float32 or float64 (under torch.autocast too: it lowers what is in the layer)"
+        raise ValueError(f"{rule}, got {x.dtype}: pass x.float()")
     if x.device.type not in ("cpu", "cuda"):
         raise ValueError(f"x must be on a CPU or a CUDA GPU, got {x.device}")
     if 0 in weight.shape:

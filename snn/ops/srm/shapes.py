@@ -5,8 +5,10 @@ Maps are seen as `[T, N, C, H, W]`; in memory they lie channels last, which suit
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -44,6 +46,29 @@ def as_images(x: Tensor, dtype: torch.dtype) -> Tensor:
     if images.shape[1] == 1:  # both orders are the same memory; only the strides say which is meant
         return images.contiguous().view(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
     return images.contiguous(memory_format=torch.channels_last)
+
+
+def as_kernels(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `weight` in the order of its axes.
+
+    oneDNN reads a weight wrongly whose layout is channels last but for the stride of a side of length 1.
+    """
+    return weight.to(dtype).contiguous()
+
+
+def convolve(x: Tensor, weight: Tensor, conv: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    """Return the convolution of each step, `[T, N, C_out, H_out, W_out]`, computed in `dtype`.
+
+    Images of one channel that become one column wide are not given channels last: oneDNN reads beyond them.
+    """
+    stride, padding, dilation, _ = conv
+    images, kernels = as_images(x, dtype), as_kernels(weight, dtype)
+    count, channels, height, width = images.shape
+    reach = dilation[1] * (weight.shape[3] - 1) + 1
+    if channels == 1 and (width + 2 * padding[1] - reach) // stride[1] == 0:
+        images = images.flatten(1).view(count, 1, height, width)
+    current: Tensor = F.conv2d(images, kernels, None, *conv).unflatten(0, x.shape[:2])
+    return current
 
 
 def require_threshold(threshold: Tensor) -> None:

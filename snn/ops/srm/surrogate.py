@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from snn.neuron import SRMParams, SurrogateParams
 from snn.ops.spike_avg_pool2d import spike_avg_pool2d
 from snn.ops.srm import potential_cpu, reference
-from snn.ops.srm.shapes import as_images, new_maps, shown_steps
+from snn.ops.srm.shapes import convolve, new_maps, shown_steps
 
 Pair = tuple[int, int]
 
@@ -33,10 +33,8 @@ def surrogate_conv2d(
     pool: Pair,
 ) -> Tensor:
     """Compute what `SRMConv2dFunc` does, by operations that autograd knows, and a neuron of its own."""
-    shown = shown_steps(x)
-    current = F.conv2d(as_images(shown, x.dtype), weight, None, stride, padding, dilation, groups)
-    current = current.unflatten(0, shown.shape[:2])
-    spikes = _neurons(current.to(x.dtype), threshold, len(x), neuron, grad)
+    current = convolve(_shown(x), weight, (stride, padding, dilation, groups), x.dtype).to(x.dtype)
+    spikes = _neurons(current, threshold, len(x), neuron, grad)
     return spikes if pool == (1, 1) else spike_avg_pool2d(spikes, pool, grad)
 
 
@@ -44,8 +42,13 @@ def surrogate_linear(
     x: Tensor, weight: Tensor, threshold: Tensor, neuron: SRMParams, grad: SurrogateParams
 ) -> Tensor:
     """Compute what `SRMLinearFunc` does, in the same way."""
-    current = F.linear(shown_steps(x), weight)[..., None, None]
+    current = F.linear(_shown(x), weight)[..., None, None]
     return _neurons(current.to(x.dtype), threshold, len(x), neuron, grad).flatten(2)
+
+
+def _shown(x: Tensor) -> Tensor:
+    """Return one step for all if they are the same memory, unless each is to get a gradient of its own."""
+    return x if x.requires_grad else shown_steps(x)
 
 
 def _neurons(

@@ -102,6 +102,7 @@ class TargetSpikeFunc(Function):
         if ctx.needs_input_grad[0]:
             grad_x = grad_t[..., None] * weight[labels] * x * ctx.grad.grad_scale
         if ctx.needs_input_grad[1]:
-            per_sample = torch.einsum("tn,tnf->nf", grad_w, x)
+            with torch.autocast(x.device.type, enabled=False):
+                per_sample = torch.einsum("tn,tnf->nf", grad_w, x)
             grad_weight = torch.zeros_like(weight).index_add_(0, labels, per_sample)
         return grad_x, grad_weight, None, None, None, None, None
