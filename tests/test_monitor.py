@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from snn.layers import SpikeAvgPool2d, SRMConv2d, SRMLinear
-from snn.monitor import SpikeMonitor
+from snn.monitor import SpikeMonitor, kept_time_gradient
 from snn.networks import DecoupledHead, SpikingHead, SRMNetwork
-from snn.neuron import GradParams, SRMParams
+from snn.neuron import ATan, GradParams, SRMParams
 
 NEURON, GRAD = SRMParams(4.0, 2.0, 1.0), GradParams()
 
@@ -156,3 +156,55 @@ def test_rates_of_pooled_layers_are_those_of_their_neurons(pool):
             layer(x)
         rates.append(monitor.rates()["0"])
     assert rates[0] == pytest.approx(rates[1], rel=1e-6) and 0 < rates[1] < 1
+
+
+SOUND = {
+    "decoupled": partial(DecoupledHead, num_classes=3, decouple_scale=0.5, sign=False, sign_clip=1.0),
+    "spiking": partial(
+        SpikingHead, num_classes=3, neuron=SRMParams(4.0, 2.0, 0.05), grad=GRAD, weight_standardization=False
+    ),
+}
+
+
+def test_a_monitor_goes_on_from_its_state():
+    net, whole, part = make(SOUND["decoupled"]), None, None
+    with SpikeMonitor(net) as monitor:
+        net(images(3))
+        part = monitor.state()
+        net(images(2, seed=1))
+        whole = monitor.rates()
+    with SpikeMonitor(net) as monitor:
+        monitor.load(part)
+        net(images(2, seed=1))
+        assert monitor.rates() == whole
+
+
+# the sum law
+
+
+def loss(output):
+    return output.mean(0).square().sum()
+
+
+@pytest.mark.parametrize("head", SOUND)
+def test_a_sound_network_keeps_its_time_gradient_and_is_left_as_it_was(head):
+    net, x = make(SOUND[head]), images(4)
+    state, mode = torch.get_rng_state(), net.training
+    kept = kept_time_gradient(net, x, loss)
+    assert set(kept) >= {"0_4C3", "2_10"} and kept == pytest.approx(dict.fromkeys(kept, 1.0), abs=1e-5)
+    assert net.training is mode and torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in net.parameters())
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_a_capped_layer_is_seen_to_lose_by_how_much():
+    """One spike with r = 3 * (1 - 1/2.5) = 1.8: capped at .1, 1/1.8 becomes .1, and 18 % are left."""
+    net = nn.Sequential(SRMLinear(1, 1, NEURON, GradParams(cap_time=0.1)))
+    nn.init.constant_(net[0].weight, 3.0)
+    kept = kept_time_gradient(net, torch.tensor([1.0, 0.0]).view(2, 1, 1), lambda spikes: spikes.sum())
+    assert kept == {"0": pytest.approx(0.18, rel=1e-5)}
+
+
+def test_a_surrogate_has_no_time_gradient_to_keep():
+    net = nn.Sequential(SRMLinear(1, 1, NEURON, ATan(2.0)))
+    assert kept_time_gradient(net, torch.ones(2, 1, 1), lambda spikes: spikes.sum()) == {}

@@ -1,13 +1,17 @@
 """The network that an architecture string describes, with a head."""
 
+import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import nn
 
-from snn.networks.architecture import Conv, Pool, Spec, parse, require_room
+from snn.networks.architecture import Conv, Dropout, Pool, Spec, parse, require_room
 from snn.networks.network import Network, input_shape, make_layer, misfit
-from snn.neuron import Gradient, SRMParams
+from snn.neuron import Gradient, GradParams, SRMParams
+
+log = logging.getLogger(__name__)
 
 
 class SRMNetwork(Network):
@@ -58,7 +62,22 @@ class SRMNetwork(Network):
                 raise misfit("network.layers", token, place, shape, error) from error
             name = f"{place}_{token.replace('.', '_')}"  # a module's name holds no dot
             modules[name], shapes[name], shape = module, out_shape, out_shape
+        if isinstance(grad, GradParams):
+            _warn_of_pools_in_a_row(specs, list(shapes))
         super().__init__(modules, shapes, head(shape))
+
+
+def _warn_of_pools_in_a_row(specs: list[tuple[str, Spec]], names: list[str]) -> None:
+    """Say where the sum law breaks: a pool's backward counts on spikes, and a pool gives their averages."""
+    every = zip(specs, names, strict=True)
+    named = [(spec, name) for (_, spec), name in every if not isinstance(spec, Dropout)]
+    for (one, _), (two, name) in itertools.pairwise(named):
+        if isinstance(one, Pool) and isinstance(two, Pool):
+            log.warning(
+                "warning: layer %s reads a pool, so that the time gradient grows up to %d times there, by the "
+                "sum law 1: give network.layers one P%d instead",
+                *(name, one.kernel**2, one.kernel * two.kernel),
+            )
 
 
 def _pool_of(spec: Spec, out_shape: tuple[int, ...], following: list[tuple[str, Spec]]) -> int:

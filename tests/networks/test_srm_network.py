@@ -305,3 +305,16 @@ def test_every_parameter_gets_a_gradient(head):
     loss_fn(net(images()), torch.tensor([0, 1, 2])).backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None and parameter.grad.any(), name
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ("4C3-P2-6C3-P2-7", None),
+        ("4C3-P2-P2-7", "layer 2_P2 reads a pool, so that the time gradient grows up to 4 times"),
+        ("4C3-P3-D0.1-P2-7", "layer 3_P2 reads a pool, so that the time gradient grows up to 9 times"),
+    ],
+)
+def test_two_pools_in_a_row_are_said_by_name_and_figure(caplog, layers, said):
+    make(layers, size=12)
+    assert [text for text in caplog.messages if "pool" in text] == [] if said is None else said in caplog.text
