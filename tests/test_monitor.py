@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from snn.calibrate import Calibration
 from snn.layers import SpikeAvgPool2d, SRMConv2d, SRMLinear
 from snn.monitor import SpikeMonitor, kept_time_gradient
 from snn.networks import DecoupledHead, SpikingHead, SRMNetwork
@@ -160,9 +161,7 @@ def test_rates_of_pooled_layers_are_those_of_their_neurons(pool):
 
 SOUND = {
     "decoupled": partial(DecoupledHead, num_classes=3, decouple_scale=0.5, sign=False, sign_clip=1.0),
-    "spiking": partial(
-        SpikingHead, num_classes=3, neuron=SRMParams(4.0, 2.0, 0.05), grad=GRAD, weight_standardization=False
-    ),
+    "spiking": partial(SpikingHead, num_classes=3, neuron=NEURON, grad=GRAD, weight_standardization=False),
 }
 
 
@@ -189,6 +188,7 @@ def loss(output):
 @pytest.mark.parametrize("head", SOUND)
 def test_a_sound_network_keeps_its_time_gradient_and_is_left_as_it_was(head):
     net, x = make(SOUND[head]), images(4)
+    Calibration(1.0, 4)(net, x)  # so that every layer fires
     state, mode = torch.get_rng_state(), net.training
     kept = kept_time_gradient(net, x, loss)
     assert set(kept) >= {"0_4C3", "2_10"} and kept == pytest.approx(dict.fromkeys(kept, 1.0), abs=1e-5)

@@ -74,8 +74,8 @@ def _warn_of_pools_in_a_row(specs: list[tuple[str, Spec]], names: list[str]) -> 
     for (one, _), (two, name) in itertools.pairwise(named):
         if isinstance(one, Pool) and isinstance(two, Pool):
             log.warning(
-                "warning: layer %s reads a pool, so that the time gradient grows up to %d times there, by the "
-                "sum law 1: give network.layers one P%d instead",
+                "warning: layer %s reads a pool, so that the time gradient grows up to %d times (by the "
+                "sum law: 1): give network.layers one P%d instead",
                 *(name, one.kernel**2, one.kernel * two.kernel),
             )
 
