@@ -161,7 +161,7 @@ def test_rates_of_pooled_layers_are_those_of_their_neurons(pool):
 
 SOUND = {
     "decoupled": partial(DecoupledHead, num_classes=3, decouple_scale=0.5, sign=False, sign_clip=1.0),
-    "spiking": partial(SpikingHead, num_classes=3, neuron=NEURON, grad=GRAD, weight_standardization=False),
+    "spiking": partial(SpikingHead, num_classes=3, neuron=NEURON, grad=GRAD, weight_standardization=True),
 }
 
 
