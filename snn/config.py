@@ -350,7 +350,7 @@ def _reading(args: argparse.Namespace, config_name: str) -> "Iterator[ConfigLoad
         except Exception as error:
             raise ValueError(f"--config-name: {config_name} cannot be read as YAML: {error}") from error
         if primary is not None:
-            if not isinstance(primary.config, DictConfig) or not (primary.config or primary.header):
+            if not isinstance(primary.config, DictConfig) or not (primary.config or primary.defaults_list):
                 raise ValueError(
                     f"--config-name: {config_name} must hold keys and values, got {primary.config}"
                 )

@@ -137,8 +137,12 @@ def _read_idx_file(folder: Path, file: str, name: str) -> tuple[Tensor, Path]:
     path = files.locate(folder, file) or folder / file
     content = files.read_bytes(path)
     values = files.parse_idx(content, path)
-    found = files.difference(content, files.layout(name).files[file])
+    published = files.layout(name).files
+    found = files.difference(content, published[file])
     if found:
+        for other, facts in published.items():
+            if files.difference(content, facts) is None:
+                raise ValueError(f"{path} holds what was published as {other}: are files swapped?")
         log.warning("%s %s: a subset, or a damaged file?", path, found)
     return values, path
 

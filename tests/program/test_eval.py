@@ -3,7 +3,6 @@
 import shlex
 
 import pytest
-import torch
 
 from tests.program.conftest import SMALL, files, summary
 
@@ -50,49 +49,6 @@ def test_eval_takes_steps_batch_size_workers_and_data_keys(program):
     more_steps = program.evaluate("checkpoint=run", "steps=9")
     assert more_steps.code == 0 and more_steps.out != program.evaluate("checkpoint=run").out
     assert program.evaluate("checkpoint=run", "split=train", "data.limit=20").code == 0
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("seed=3", "unknown key seed"),
-        ("network.layers=5", "unknown key network"),
-        ("+trainer.epochs=2", "unknown key trainer"),
-        ("data.rot=x", "unknown key data.rot; did you mean data.root?"),
-        ("split=tset", "split must be train, val or test, got 'tset'"),
-        ("steps=0", "steps must be at least 1, got 0"),
-        ("batch_size=1.5", "batch_size must be int or null, got 1.5"),
-        ("device=tpu", "device must be auto, cpu, cuda or cuda:N"),
-        ("data.num_classes=7", "unknown key data.num_classes"),
-        ("checkpoint=nowhere", "there is no checkpoint nowhere"),
-        ("-m", "call it without -m"),
-    ],
-)
-def test_hazard_32_a_contradicting_override_fails_loudly(program, word, message):
-    program.small()
-    before = files(program.folder)
-    assert message in program.evaluate("checkpoint=run", word).error
-    assert files(program.folder) == before
-
-
-def test_a_checkpoint_must_be_given(program):
-    assert "checkpoint must be given: checkpoint=VALUE" in program.evaluate().error
-
-
-def test_loading_is_strict(program):
-    run = program.small()
-    state = torch.load(run / "best.ckpt")
-    del state["network"]["layers.0_8C3.threshold"]
-    torch.save(state, run / "cut.ckpt")
-    assert "layers.0_8C3.threshold" in program.evaluate("checkpoint=run/cut.ckpt").error
-
-
-def test_a_checkpoint_cannot_name_code(program):
-    run = program.small()
-    state = torch.load(run / "best.ckpt")
-    state["config"]["loss"]["_target_"] = "os.system"
-    torch.save(state, run / "evil.ckpt")
-    assert "loss._target_ must name" in program.evaluate("checkpoint=run/evil.ckpt").error
 
 
 def test_any_path_to_a_checkpoint_is_read(program):

@@ -215,27 +215,26 @@ class Evil:
         return open, ("ran", "w")
 
 
-@SLOW
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("config.loss._target_", "os.system", "loss._target_ must name"),
-        ("config.loss._target_", "snn.trainer.Trainer", "loss._target_ must name"),
-        ("config.loss._target_", "${name}", "loss._target_ must name"),
-        ("config.loss._target_", "${oc.env:EVIL}", "got 'os.system'"),
-        ("config.data.source._target_", "snn.data.download.download", "data.source._target_ must name"),
-        ("config.encoding.mean", [{"_target_": "evil.Thing"}], "encoding.mean may hold no _target_"),
-        ("config.optimizer.lr", {"a": {"_target_": "evil.Thing"}}, "optimizer.lr may hold no _target_"),
-        ("config.hydra", {"callbacks": {"a": {"_target_": "evil.Thing"}}}, "unknown key hydra"),
-        ("config", "a: 1", ""),
-        ("config", ["a"], ""),
-        ("config", None, ""),
-        ("network", None, ""),
-        ("config", Evil(), "is damaged, or no checkpoint"),
-        ("optimizer.state", [Evil()], "is damaged, or no checkpoint"),
-        ("rng", {"cpu": Evil()}, "is damaged, or no checkpoint"),
-    ],
-)
+CHECKPOINTS = [
+    ("config.loss._target_", "os.system", "loss._target_ must name"),
+    ("config.loss._target_", "snn.trainer.Trainer", "loss._target_ must name"),
+    ("config.loss._target_", "${name}", "loss._target_ must name"),
+    ("config.loss._target_", "${oc.env:EVIL}", "got 'os.system'"),
+    ("config.data.source._target_", "snn.data.download.download", "data.source._target_ must name"),
+    ("config.encoding.mean", [{"_target_": "evil.Thing"}], "encoding.mean may hold no _target_"),
+    ("config.optimizer.lr", {"a": {"_target_": "evil.Thing"}}, "optimizer.lr may hold no _target_"),
+    ("config.hydra", {"callbacks": {"a": {"_target_": "evil.Thing"}}}, "unknown key hydra"),
+    ("config", "a: 1", ""),
+    ("config", ["a"], ""),
+    ("config", None, ""),
+    ("network", None, ""),
+    ("config", Evil(), "is damaged, or no checkpoint"),
+    ("optimizer.state", [Evil()], "is damaged, or no checkpoint"),
+    ("rng", {"cpu": Evil()}, "is damaged, or no checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), few(CHECKPOINTS, 1))
 def test_a_checkpoint_runs_nothing(program, monkeypatch, small_run, path, value, message):
     monkeypatch.setenv("EVIL", "os.system")
     state = torch.load(small_run / "last.ckpt")

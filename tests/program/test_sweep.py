@@ -51,18 +51,9 @@ def test_hazard_30_a_job_that_fails_leaves_the_others_whole(program):
     assert not (good / "error.txt").exists() and (good / "summary.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [("seed=0,abc", "seed must be int"), ("optimizer.lr=0.1,abc", "optimizer.lr must be float")],
-)
-def test_hazard_30_a_value_of_the_wrong_kind_stops_the_sweep_before_any_job(program, word, message):
-    assert message in program.train(*SMALL, "-m", word).error
-    assert not list(program.folder.iterdir())
-
-
-def test_a_sweep_does_not_resume(program):
-    program.small("trainer.stop_after=1")
-    assert "call it without -m" in program.train("-m", "resume=run").error
+def test_a_glob_sweeps_over_the_choices(program):
+    assert program.train(*SMALL, "-m", "optimizer=glob(*,exclude=sgd)").code == 0
+    assert sorted(jobs(program)) == ["0_optimizer=adam", "1_optimizer=adamw"]
 
 
 @pytest.mark.slow
