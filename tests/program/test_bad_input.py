@@ -49,3 +49,10 @@ def test_a_closed_pipe_ends_no_run(tmp_path):
     ended = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert "Traceback" not in ended.stderr
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("where", ["hydra.run.dir=mine", "hydra.run.dir=deep/mine", "hydra.run.dir=."])
+def test_a_run_that_is_refused_leaves_no_folder(program, where):
+    before = Path.cwd()
+    assert "not found" in program.train("data=mnist", "data.root=nowhere", where).error
+    assert Path.cwd() == before and not list(before.glob("**/mine"))
