@@ -166,7 +166,7 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
                 traceback.print_exc()
             expected = isinstance(error, ValueError | OSError | ArithmeticError | OmegaConfBaseException)
             hydra_said = type(error).__module__.startswith("hydra.")
-            kind = "" if expected or hydra_said else f"{type(error).__name__}: "
+            kind = "" if expected or hydra_said or _is_memory(error) else f"{type(error).__name__}: "
             print(f"error: {kind}{_one_line(error)}", file=sys.stderr)  # noqa: T201
             return 1
 
@@ -452,9 +452,17 @@ def _refuse(message: str) -> typing.NoReturn:
     raise ValueError(f"{message} (overrides read key=value; see --help)")
 
 
+def _is_memory(error: BaseException) -> bool:
+    """Whether there was not enough memory; torch says so in several ways."""
+    kinds = ("MemoryError", "OutOfMemoryError")
+    return type(error).__name__ in kinds or "can't allocate memory" in str(error)
+
+
 def _one_line(error: BaseException) -> str:
     """Make one line of a message, and help with the two mistakes that Hydra words at length."""
     text = str(error).split("Config search path")[0]
+    if _is_memory(error):
+        text = f"out of memory: lower trainer.batch_size, encoding.steps or the network's size ({text})"
     if missing := re.search(r"Could not find '(\w+)/(\w+)'", text):
         group, word = missing.groups()
         if choices := [file.stem for file in sorted((CONFIGS / group).glob("[!_]*.yaml"))]:

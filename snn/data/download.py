@@ -86,7 +86,7 @@ def download_by_torchvision(name: str, staged: Path) -> None:
             reader = object.__new__(getattr(datasets, TORCHVISION_CLASSES[name]))
             reader.root = staged
             reader.download()
-        except ERRORS as error:
+        except Exception as error:  # noqa: BLE001  raised below, in the thread that waits
             errors.append(error)
 
     # A thread, because no timeout covers all of it: name look-ups, each address of each mirror, each retry.

@@ -157,3 +157,33 @@ def test_a_root_that_cannot_be_made_is_one_line(tmp_path):
     with pytest.raises(OSError, match="could not download mnist into data.root=.*file/data") as caught:
         sources.mnist(str(tmp_path / "file" / "data"), True)
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_any_kind_reaches_the_caller(tmp_path, monkeypatch):
+    def fail(reader):
+        raise LookupError("no such mirror")
+
+    monkeypatch.setattr(datasets.CIFAR10, "download", fail)
+    with pytest.raises(LookupError, match="no such mirror"):
+        sources.cifar10(str(tmp_path / "data"), True)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_download_unpickles_nothing(tmp_path, monkeypatch):
+    """The archive's files are checked by their digests and moved; what they hold is not looked at."""
+
+    def come(reader):
+        folder = reader.root / "cifar-10-batches-py"
+        folder.mkdir()
+        for name in files.layout("cifar10").files:
+            (folder / name).write_bytes(b"no pickle at all")
+
+    published = files.layout("cifar10")
+    digest = hashlib.md5(b"no pickle at all", usedforsecurity=False).hexdigest()
+    facts = {name: files.Published("md5", digest, None) for name in published.files}
+    monkeypatch.setattr(files, "layout", lambda name: files.Layout(published.folder, facts))
+    monkeypatch.setattr(download_module, "layout", files.layout)
+    monkeypatch.setattr(datasets.CIFAR10, "download", come)
+    with pytest.raises(ValueError, match="data_batch_1 is damaged, or no file of CIFAR"):
+        sources.cifar10(str(tmp_path), True)
+    assert len(list((tmp_path / "cifar-10-batches-py").iterdir())) == 7

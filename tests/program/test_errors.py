@@ -317,7 +317,7 @@ class Half(http.server.BaseHTTPRequestHandler):
 
 def serve(it, handler) -> str:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     it._request.addfinalizer(server.server_close)
     it._request.addfinalizer(server.shutdown)
