@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snn.config import build, build_network, check, overridden, run, settle, update
+from snn.config import build, build_network, check, overridden, run, settle, update, words_of_job
 from snn.schema import RESUME_KEYS, TrainConfig
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def job(cfg: "DictConfig") -> None:
         changes = {"trainer.stop_after": None, **overridden(cfg, RESUME_KEYS)}
         config = check(update(checkpoint["config"], changes), TrainConfig)
     try:
-        train(config, checkpoint, folder, list(hydra.overrides.task))
+        train(config, checkpoint, folder, words_of_job())
     except Exception as error:
         if hydra.mode == RunMode.MULTIRUN:
             folder.write_error()
