@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snn.config import build, build_network, check, overridden, run, settle, update
+from snn.config import build, build_network, check, overridden, run, settle, update, words_of_job
 from snn.schema import AUTO, RESUME_KEYS, TrainConfig, flat, require_same
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def job(cfg: "DictConfig") -> None:
             if folder.summary.exists():
                 log.info("%s is finished: nothing to resume", folder.path)
                 return
-            train(config, checkpoint, folder, list(hydra.overrides.task))
+            train(config, checkpoint, folder, words_of_job())
     except Exception as error:
         if hydra.mode == RunMode.MULTIRUN:
             folder.write_error()

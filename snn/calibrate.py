@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from snn.layers import SRMLayer
 from snn.networks.heads import DecoupledHead
+from snn.neuron import require_size
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Calibration:
     def __post_init__(self) -> None:
         if self.spikes is not None and not (math.isfinite(self.spikes) and self.spikes > 0):
             raise ValueError(f"calibrate.spikes must be null or finite and > 0, got {self.spikes}")
+        require_size("calibrate.spikes", self.spikes or 0)
         if self.batch_size < 1:
             raise ValueError(f"calibrate.batch_size must be at least 1, got {self.batch_size}")
 

@@ -74,7 +74,7 @@ def _check_node(path: str, node: Any, schema: type[Any]) -> Any:
         if is_dataclass(kind):
             value = _check_node(key, value, typing.cast(type[Any], kind))
         else:
-            require_kind(key, value, kind)
+            value = require_kind(key, value, kind)
             if is_target(value):
                 check_target(key, value)
             elif schema is TrainConfig and kind == dict[str, Any]:
@@ -185,12 +185,19 @@ def compose(words: list[str]) -> TrainConfig:
         raise ValueError(_one_line(error)) from error
 
 
-def overridden(cfg: "DictConfig", keys: list[str]) -> dict[str, Any]:
-    """Return the values in `cfg` of those `keys` that stand on the command line of this job."""
+def words_of_job() -> list[str]:
+    """Return the words of the command line of the job at hand, as typed: with their `${...}`."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    given = [_key(word) for word in HydraConfig.get().overrides.task]
+    return typing.cast(list[str], OmegaConf.to_container(HydraConfig.get().overrides.task))
+
+
+def overridden(cfg: "DictConfig", keys: list[str]) -> dict[str, Any]:
+    """Return the values in `cfg` of those `keys` that stand on the command line of this job."""
+    from omegaconf import OmegaConf
+
+    given = map(_key, words_of_job())
     return {key: OmegaConf.select(cfg, key) for key in given if key in keys}
 
 
@@ -209,7 +216,7 @@ def settle(cfg: "DictConfig") -> "DictConfig":
     from omegaconf import open_dict
 
     hydra = HydraConfig.get()
-    experiment, words = hydra.runtime.choices.get("experiment"), list(hydra.overrides.task)
+    experiment, words = hydra.runtime.choices.get("experiment"), words_of_job()
     if experiment is None:
         return cfg
     name = hydra.job.config_name
@@ -416,12 +423,26 @@ def _hydra_error(key: str) -> ValueError:
 
 
 def _any_key(word: str) -> str:
-    """Return a word of the command line as one that Hydra takes for a key that there is not, too."""
-    return word if _is_group(_key(word)) or word[0] in "+~" else f"++{word}"
+    """Return a word of the command line as one that Hydra takes for a key that there is not, too.
+
+    Raises:
+        ValueError: It gives a group something else than one of its files.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    key = _key(word)
+    if not _is_group(key):
+        return word if word[:1] in ("+", "~") else f"++{word}"
+    if not key.startswith("hydra") and not word.startswith("~"):
+        (override,) = OverridesParser.create().parse_overrides([word])
+        value, group = override.value(), key.split("@")[0]
+        if value is None or isinstance(value, int | float | list) or "${" in str(value):
+            raise ValueError(f"{key} must name a file of configs/{group}, got {value}: {_choices(group)}")
+    return word
 
 
 def _is_group(key: str) -> bool:
-    return key.startswith("hydra") or (CONFIGS / key.split("@")[0]).is_dir()
+    return key.startswith("hydra") or (key != "" and (CONFIGS / key.split("@")[0]).is_dir())
 
 
 def _key(word: str) -> str:
@@ -470,6 +491,8 @@ def _one_line(error: BaseException) -> str:
             return f"{group}={word} is no choice; did you mean {group}={near}? ({', '.join(choices)})"
     if "LexerNoViableAlt" in text:
         return f"cannot read {text.split()[1]}; a value with unusual signs is quoted: \"key='value'\""
+    if word := getattr(error, "override", None):  # Hydra cannot parse it
+        text = f"cannot read {str(word).removeprefix('++')!r}: {text.split('See https://hydra.cc')[0]}"
     text = re.sub(r"\s*object_type=\S*", "", text.replace("'++", "'"))
     return " ".join(text.split()) or type(error).__name__
 

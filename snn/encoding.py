@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from snn.keyed_random import ENCODING, keyed_uniform
+from snn.neuron import require_size
+
+MOST_STEPS = 100_000  # no memory holds what a network does in more
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Direct:
             )
         if len(self.mean) != len(self.std) or not all(math.isfinite(s) and s > 0 for s in self.std):
             raise ValueError(f"data.mean and data.std must pair up, std > 0, got {self.mean} and {self.std}")
+        for key, values in (("data.mean", self.mean), ("data.std", self.std)):
+            for value in values:
+                require_size(key, value)
 
     def __call__(self, images: Tensor, index: Tensor, epoch: int) -> Tensor:
         """See the module; the T steps share memory."""
@@ -111,6 +117,7 @@ class Frames:
         _require_steps(self.steps)
         if self.cap is not None and not (math.isfinite(self.cap) and self.cap > 0):
             raise ValueError(f"encoding.cap must be null or finite and > 0, got {self.cap}")
+        require_size("encoding.cap", self.cap or 0)
         if self.drawn is not None and not 1 <= self.drawn <= self.steps:
             raise ValueError(f"encoding.drawn must be null or in [1, {self.steps}], got {self.drawn}")
 
@@ -143,3 +150,5 @@ def _require_images(images: Tensor, name: str) -> None:
 def _require_steps(steps: int) -> None:
     if steps < 1:
         raise ValueError(f"encoding.steps must be at least 1, got {steps}")
+    if steps > MOST_STEPS:
+        raise ValueError(f"encoding.steps must be at most {MOST_STEPS}, got {steps}")

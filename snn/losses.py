@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snn.neuron import TIME_BASED, Gradient, GradParams, require_time_constant
+from snn.neuron import TIME_BASED, Gradient, GradParams, require_size, require_time_constant
 from snn.ops import spike_heights
 
 SILENT = -20.0  # logit of a neuron without a spike in `CEPlus`
@@ -52,6 +52,7 @@ class _SpikeTargets:
                 f"loss.desired and loss.undesired must be finite with 0 <= undesired <= desired, "
                 f"got {self.desired} and {self.undesired}"
             )
+        require_size("loss.desired", self.desired)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+LARGEST = 1e30  # in size, and its inverse the smallest but 0: what float32 holds, with room for products
+
+
+def require_size(name: str, value: float) -> None:
+    """Raise ValueError unless `value` is 0 or of a size that float32 can compute with."""
+    if value != 0 and not 1 / LARGEST <= abs(value) <= LARGEST:
+        raise ValueError(f"{name} must lie within {1 / LARGEST:g} and {LARGEST:g} in size, got {value}")
+
 
 def require_time_constant(name: str, tau: float) -> None:
     """Raise ValueError unless `tau` (steps) is finite and > 1: at 1 and below nothing is left of a trace."""
     if not (math.isfinite(tau) and tau > 1):
         raise ValueError(f"{name} must be finite and > 1 step, got {tau}")
+    require_size(name, tau)
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class SRMParams:
             raise ValueError(
                 f"threshold must be finite and > 0 (a neuron would fire from rest), got {self.threshold}"
             )
+        require_size("threshold", self.threshold)
 
     @property
     def decay_m(self) -> float:
@@ -80,10 +90,12 @@ class GradParams:
         require_time_constant("tau_grad", self.tau_grad)
         if not (math.isfinite(self.grad_scale) and self.grad_scale >= 0):
             raise ValueError(f"grad_scale must be finite and >= 0, got {self.grad_scale}")
+        require_size("grad_scale", self.grad_scale)
         for name in ("cap_weight", "cap_time"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be finite and > 0, got {value}")
+            require_size(name, value)
 
     @property
     def decay_grad(self) -> float:
@@ -110,6 +122,7 @@ class SurrogateParams(ABC):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.width) and self.width > 0):
             raise ValueError(f"surrogate.width must be finite and > 0, got {self.width}")
+        require_size("surrogate.width", self.width)
 
     @abstractmethod
     def slope(self, v: Tensor) -> Tensor:

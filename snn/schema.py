@@ -69,6 +69,8 @@ class TrainerConfig:
             value = getattr(self, key)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"trainer.{key} must be null or finite and > 0, got {value}")
+            if value is not None and value > 1e30:
+                raise ValueError(f"trainer.{key} must be at most 1e30, which float32 holds, got {value}")
         decay = self.norm_weight_decay
         if decay is not None and not (math.isfinite(decay) and decay >= 0):
             raise ValueError(f"trainer.norm_weight_decay must be null or finite and >= 0, got {decay}")

@@ -78,14 +78,17 @@ def build(node: dict[str, Any], **offered: Any) -> Any:
         raise ValueError(f"{node['_target_']}: {error}") from error
     try:
         return target(**arguments)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         if target.__module__.startswith("snn."):  # ours name the key
             raise
-        raise ValueError(f"{node['_target_']}: {error}") from error
+        given = ", ".join(f"{key}={value}" for key, value in node.items() if key not in MARKS)
+        raise ValueError(f"{node['_target_']}: {error} (of {given})") from error
 
 
 def check_target(path: str, node: dict[str, Any]) -> None:
     """Refuse a node with a forbidden target, an unknown key or a value of the wrong kind, at any depth.
+
+    A number where text is wanted is made text, in place.
 
     Args:
         path: Where the node stands in the config.
@@ -103,7 +106,7 @@ def check_target(path: str, node: dict[str, Any]) -> None:
         elif holds_target(value):
             raise ValueError(f"{path}.{key} may hold no _target_ at any depth, got {value!r}")
         elif key in hints:
-            require_kind(f"{path}.{key}", value, hints[key])
+            node[key] = require_kind(f"{path}.{key}", value, hints[key])
     partial, rule = node.get("_partial_", False), TARGETS[path].partial
     if partial is not rule:
         raise ValueError(f"{path}._partial_ must be {str(rule).lower()}, got {partial!r}")
@@ -179,10 +182,17 @@ def require_known(path: str, node: dict[str, Any], known: Iterable[str]) -> None
             )
 
 
-def require_kind(path: str, value: Any, kind: Any) -> None:
-    """Raise ValueError unless the plain value `value` fits the annotation `kind`."""
-    if not is_kind(value, kind):
-        raise ValueError(f"{path} must be {_words(kind)}, got {value!r}")
+def require_kind(path: str, value: Any, kind: Any) -> Any:
+    """Return a plain value that fits the annotation `kind`: `value`, or a number as the text that is wanted.
+
+    Raises:
+        ValueError: It fits neither way.
+    """
+    if is_kind(value, kind):
+        return value
+    if type(value) in (int, float) and is_kind("", kind):
+        return str(value)
+    raise ValueError(f"{path} must be {_words(kind)}, got {value!r}")
 
 
 def _words(kind: Any) -> str:

@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from snn.config import CONFIGS, build, build_network, check, update
+from snn.config import compose as compose_words
 from snn.layers import SpikeDropout, SRMConv2d
 from snn.neuron import GradParams, SRMParams
 from snn.schema import TrainConfig
@@ -132,3 +133,41 @@ def test_a_component_without_a_target_is_named():
 def test_experiment_header_lists_no_path_of_a_machine():
     for path in Path(CONFIGS).rglob("*.yaml"):
         assert "/home/" not in path.read_text()
+
+
+def test_a_number_is_text_where_text_is_wanted():
+    config = compose_words(["name=5", "data.root=7", "device=0"])
+    assert (config.name, config.data["root"], config.device) == ("5", "7", "0")
+    with pytest.raises(ValueError, match="name must be str, got True"):
+        compose_words(["name=true"])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("neuron=null", r"neuron must name a file of configs/neuron, got None: neuron=srm"),
+        ("scheduler=5", "scheduler must name a file .*, got 5: scheduler=constant or scheduler=cosine"),
+        ("loss=${seed}", r"loss must name a file .*, got \$\{seed\}: "),
+        ("=5", "'=5'"),
+        ("seed={", r"cannot read 'seed=\{'"),
+        ("seed=${nowhere}", "seed"),
+    ],
+)
+def test_a_word_that_cannot_be_is_named(word, message):
+    with pytest.raises(ValueError, match=message):
+        compose_words([word])
+
+
+@pytest.mark.parametrize("node", ["neuron.threshold", "surrogate.cap_weight", "head.sign_clip"])
+@pytest.mark.parametrize("value", ["1e300", "1e-300"])
+def test_a_size_that_float32_does_not_hold_is_refused(node, value):
+    with pytest.raises(
+        ValueError, match=rf"{node.split('.')[1]} must lie within 1e-30 and 1e\+30 in size, got"
+    ):
+        build_network(compose_words([f"{node}={value}"]))
+
+
+def test_the_rule_of_torch_names_the_keys():
+    config = compose_words(["++optimizer.foreach=true"])
+    with pytest.raises(ValueError, match=r"torch.optim.AdamW: .*foreach.* \(of lr=0.002, .*foreach=True\)"):
+        build(config.optimizer, params=[torch.nn.Parameter(torch.zeros(2))])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from snn.layers import ChannelAffine, GradientDecouple, LBSign, SRMLinear
 from snn.networks.architecture import Linear, require_room
-from snn.neuron import TIME_BASED, Gradient, GradParams, SRMParams
+from snn.neuron import TIME_BASED, Gradient, GradParams, SRMParams, require_size
 from snn.ops import spike_heights, target_spikes
 
 START_MEAN = 0.15  # of the spiking head's weights, in their standard deviations
@@ -49,8 +49,10 @@ class DecoupledHead(nn.Module):
         super().__init__()
         if not (math.isfinite(decouple_scale) and decouple_scale >= 0):
             raise ValueError(f"head.decouple_scale must be finite and >= 0, got {decouple_scale}")
+        require_size("head.decouple_scale", decouple_scale)
         if not (math.isfinite(sign_clip) and sign_clip > 0):
             raise ValueError(f"head.sign_clip must be finite and > 0, got {sign_clip}")
+        require_size("head.sign_clip", sign_clip)
         _require_classes(num_classes, shape)
         self.grad = grad
         self.decouple = GradientDecouple(decouple_scale)
@@ -96,6 +98,7 @@ class SpikingHead(SRMLinear):
     ) -> None:
         if target_rise is not None and not (math.isfinite(target_rise) and target_rise > 0):
             raise ValueError(f"head.target_rise must be null or finite and > 0, got {target_rise}")
+        require_size("head.target_rise", target_rise or 0)
         _require_classes(num_classes, shape)
         super().__init__(
             math.prod(shape), num_classes, neuron, grad, weight_standardization=weight_standardization

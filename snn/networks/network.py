@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from snn.layers import SpikeAvgPool2d, SpikeDropout, SRMConv2d, SRMLinear
-from snn.networks.architecture import Conv, Linear, Pool, Spec
+from snn.networks.architecture import MOST_VALUES, Conv, Linear, Pool, Spec
 from snn.neuron import Gradient, SRMParams
 
 
@@ -65,6 +65,11 @@ def input_shape(in_channels: int, size: int) -> tuple[int, int, int]:
     ):
         if value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}")
+    if in_channels * size**2 > MOST_VALUES:
+        raise ValueError(
+            f"data.channels and data.size must make an input of {MOST_VALUES:,} values at most, "
+            f"got {in_channels} and {size}"
+        )
     return in_channels, size, size
 
 

@@ -143,6 +143,7 @@ def test_it_prints_as_a_table():
         ({"size": 4}, r"network.pool: 'P2' \(layer 5\) got 6x1x1: nothing of the map is left"),
         ({"channels": [10**9]}, r"network.channels: 'R1000000000s2' \(layer 1\) .* 1,000,000,000 weights at"),
         ({"size": 0}, r"network.size \(data.size\) must be at least 1, got 0"),
+        ({"size": 10**9}, "data.channels and data.size must make .* got 2 and 1000000000"),
         ({"in_channels": -1}, r"network.in_channels \(data.channels\) must be at least 1, got -1"),
         (
             {"stem": "1C3", "weight_standardization": True},

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snn.ops.compact import compact, pack_bits, restore, unpack_bits
-from tests.ops.test_srm_kernels import FULL
 
 
-@FULL
+@settings(max_examples=100)
 @given(
     st.integers(1, 70_000), st.sampled_from([0.0, 0.01, 0.1, 0.14, 1.0]), st.booleans(), st.integers(0, 2**31)
 )

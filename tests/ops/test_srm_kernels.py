@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
 from torch.nn import functional as F
@@ -23,7 +23,6 @@ from snn.ops.srm.reference import scan_forward as reference_forward
 from tests.ops.test_srm_golden import CASES, SRM_CASES, load
 
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
-FULL = settings(deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def triton_kernels():
@@ -127,13 +126,13 @@ def scans(draw, most_steps, most_side):
     return tensors[0], tensors[1], steps, pool, tensors[2], neuron, grad, trim
 
 
-@settings(FULL, max_examples=200)
+@settings(max_examples=max(200, settings.default.max_examples))
 @given(scans(most_steps=33, most_side=13))
 def test_cpu_kernels_equal_the_reference(case):
     assert_equal_scans("cpu", *case)
 
 
-@settings(FULL, max_examples=15)
+@settings(max_examples=15)
 @given(scans(most_steps=9, most_side=6))
 def test_triton_kernels_equal_the_reference(case):
     assert_equal_scans("triton", *case)
