@@ -47,8 +47,6 @@ def job(cfg: "DictConfig") -> None:
             folder.write_error()
             log.error("job %s failed: %s", folder.path, error)
         raise
-    finally:
-        folder.remove_if_empty()
 
 
 def prepare(cfg: "DictConfig", folder: "RunFolder") -> "tuple[TrainConfig, dict[str, Any] | None]":

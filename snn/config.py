@@ -134,7 +134,7 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
     words = [_quoted(word) for word in (sys.argv[1:] if argv is None else argv)]
     config_name = "train" if schema is TrainConfig else "eval"
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    own_folder: list[Path] = []
+    made: list[Path] = []
     failed: list[Exception] = []
 
     def single(cfg: "DictConfig") -> None:
@@ -145,23 +145,23 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
 
     with _console(), _as_command(words), raising():
         try:
-            sys.argv[1:], multirun = _preflight(words, schema, config_name, own_folder)
+            sys.argv[1:], multirun = _preflight(words, schema, config_name, made)
             decorate = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
             decorate(task if multirun else single)()
             for error in failed:
                 raise error
             return 0
         except SystemExit as stop:
-            _remove_empty(own_folder)
+            _remove_empty(made)
             if isinstance(stop, Terminated):
                 print("error: terminated", file=sys.stderr)  # noqa: T201
             return stop.code if isinstance(stop.code, int) else 1
         except KeyboardInterrupt:
-            _remove_empty(own_folder)
+            _remove_empty(made)
             print("error: interrupted", file=sys.stderr)  # noqa: T201
             return 130
         except Exception as error:  # noqa: BLE001  the outermost handler: every error becomes one line
-            _remove_empty(own_folder)
+            _remove_empty(made)
             if wants_traceback:
                 traceback.print_exc()
             expected = isinstance(error, ValueError | OSError | ArithmeticError | OmegaConfBaseException)
@@ -243,7 +243,7 @@ def update(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preflight(
-    words: list[str], schema: type[Root], config_name: str, own_folder: list[Path]
+    words: list[str], schema: type[Root], config_name: str, made: list[Path]
 ) -> tuple[list[str], bool]:
     """Check every job of the command; return the words for Hydra, and whether they are a sweep."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -313,8 +313,10 @@ def _preflight(
             raise ValueError(f"{rule}, got {', '.join(sorted(unknown))}")
         path = Path(first.resume).expanduser()
         folder = path if path.is_dir() else find_checkpoint(first.resume).parent
-    elif "hydra.run.dir" not in hydra_keys and not args.multirun:
-        own_folder.append(folder)
+    elif not args.multirun:
+        words_of = {_key(word): word.partition("=")[2].strip("'\"") for word in args.overrides}
+        own: Path = Path(words_of.get("hydra.run.dir", folder))
+        made += [path for path in (own, *own.parents) if not path.exists()]
     fixed = [_quote(_key(o.get_key_element())) for o in overrides if not o.is_sweep_override()]
     folders = {
         "hydra.run.dir": folder,
@@ -498,11 +500,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove the run folder of a command that was refused before it wrote anything."""
-    for folder in folders:
-        for path in (folder, *list(folder.parents)[:2]):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+    """Remove the folders that a command made before it was refused, the deepest first."""
+    for path in folders:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
 
 
 @contextmanager

@@ -57,12 +57,6 @@ class RunFolder:
             if file.exists():
                 raise ValueError(f"{self.path} holds a run already ({file.name}); resume=PATH continues one")
 
-    def remove_if_empty(self) -> None:
-        """Remove the folder of a run that was refused before it wrote anything."""
-        if self.path.resolve() != Path.cwd():
-            with suppress(OSError):  # it is not empty
-                self.path.rmdir()
-
     def require_writable(self) -> None:
         """Raise OSError unless the folder is there to be written, or can be made.
 
