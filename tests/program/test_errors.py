@@ -483,6 +483,11 @@ def never_finite(it):
     it.monkeypatch.setattr(CrossEntropy, "__call__", lambda self, logits, labels: logits.sum() * math.nan)
 
 
+@row("run-out-of-memory")
+def out_of_memory(it):
+    it.monkeypatch.setattr(CrossEntropy, "__call__", lambda self, *_: torch.empty(2**60))
+
+
 def full(*args, **kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
