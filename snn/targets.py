@@ -16,6 +16,10 @@ from typing import Any
 
 ALLOWED = ("snn.", "torch.optim.")
 MARKS = ("_target_", "_partial_")
+OFFERED = {  # by those who build or call a target, never by a config
+    *("params", "optimizer", "total_steps", "batch_size", "seed"),
+    *("neuron", "grad", "head", "shape", "root", "download"),
+}
 PLAIN = (bool, int, float, str, dict, type(None))
 
 
@@ -52,9 +56,9 @@ def build(node: dict[str, Any], **offered: Any) -> Any:
 
 
 def check_target(path: str, node: dict[str, Any]) -> None:
-    """Refuse a node with a forbidden target, an unknown key or a value of the wrong kind, at any depth.
+    """Refuse a node with a forbidden target, an unknown or missing key, or a wrong kind of value.
 
-    A number where text is wanted is made text, in place.
+    Nodes within are checked too. A number where text is wanted is made text, in place.
 
     Args:
         path: Where the node stands in the config, for the message.
@@ -67,13 +71,17 @@ def check_target(path: str, node: dict[str, Any]) -> None:
         target = locate(node["_target_"])
     except ValueError as error:
         raise ValueError(f"{path}.{error}") from error
-    require_known(path, node, [*inspect.signature(target).parameters, *MARKS])
+    parameters = inspect.signature(target).parameters
+    require_known(path, node, [*parameters, *MARKS])
     hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for key, value in node.items():
         if is_target(value):
             check_target(f"{path}.{key}", value)
         elif key in hints:
             node[key] = require_kind(f"{path}.{key}", value, hints[key])
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in node and key not in OFFERED:
+            raise ValueError(f"{path}.{key} is missing")
     if not isinstance(node.get("_partial_", False), bool):
         raise ValueError(f"{path}._partial_ must be bool, got {node['_partial_']!r}")
 
