@@ -50,6 +50,10 @@ TARGETS = {
     "scheduler": Place(("snn.schedules.",), takes=("optimizer", "total_steps")),
 }
 MARKS = ("_target_", "_partial_")
+OFFERED = {  # by those who build or call a target, never by a config
+    *("params", "optimizer", "total_steps", "batch_size", "seed"),
+    *("neuron", "grad", "head", "shape", "root", "download"),
+}
 PLAIN = (bool, int, float, str, dict, type(None))
 
 
@@ -86,9 +90,9 @@ def build(node: dict[str, Any], **offered: Any) -> Any:
 
 
 def check_target(path: str, node: dict[str, Any]) -> None:
-    """Refuse a node with a forbidden target, an unknown key or a value of the wrong kind, at any depth.
+    """Refuse a node with a forbidden target, an unknown or missing key, or a wrong kind of value.
 
-    A number where text is wanted is made text, in place.
+    Nodes within are checked too. A number where text is wanted is made text, in place.
 
     Args:
         path: Where the node stands in the config.
@@ -98,7 +102,8 @@ def check_target(path: str, node: dict[str, Any]) -> None:
         ValueError: One line that names the key, and the nearest one if it is misspelt.
     """
     target = locate(node["_target_"], path)
-    require_known(path, node, [*inspect.signature(target).parameters, *MARKS])
+    parameters = inspect.signature(target).parameters
+    require_known(path, node, [*parameters, *MARKS])
     hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for key, value in node.items():
         if is_target(value):
@@ -107,6 +112,9 @@ def check_target(path: str, node: dict[str, Any]) -> None:
             raise ValueError(f"{path}.{key} may hold no _target_ at any depth, got {value!r}")
         elif key in hints:
             node[key] = require_kind(f"{path}.{key}", value, hints[key])
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in node and key not in OFFERED:
+            raise ValueError(f"{path}.{key} is missing")
     partial, rule = node.get("_partial_", False), TARGETS[path].partial
     if partial is not rule:
         raise ValueError(f"{path}._partial_ must be {str(rule).lower()}, got {partial!r}")

@@ -151,11 +151,14 @@ def test_a_number_is_text_where_text_is_wanted():
         ("=5", "'=5'"),
         ("seed={", r"cannot read 'seed=\{'"),
         ("seed=${nowhere}", "seed"),
+        ("~head.sign", "head.sign is missing"),
+        ("~data.source.channels", "data.source.channels is missing"),
+        ("~encoding.steps", "encoding.steps is missing"),
     ],
 )
 def test_a_word_that_cannot_be_is_named(word, message):
     with pytest.raises(ValueError, match=message):
-        compose_words([word])
+        compose_words(["data=synthetic", word])
 
 
 @pytest.mark.parametrize("node", ["neuron.threshold", "surrogate.cap_weight", "head.sign_clip"])
