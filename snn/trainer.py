@@ -40,7 +40,7 @@ class Progress:
         steps: Optimizer steps done or skipped.
         skipped: Steps skipped, since loss or gradient was not finite.
         lr: Learning rate at the start of the epoch.
-        seconds: Spent on it by runs that were stopped within it.
+        seconds: Spent on its steps, by every run that took some.
     """
 
     def __init__(self, device: torch.device, lr: float) -> None:
@@ -253,6 +253,7 @@ class Trainer:
             raise FloatingPointError(f"no step of epoch {self.epoch + 1} was finite; {self._way_out()}")
         row = _under("train", {**progress.tally.means(), **named_rates(self.monitor)})
         row |= {"train/grad_norm": float(progress.norms) / taken, "lr": progress.lr}
+        progress.seconds += time.perf_counter() - start  # only now has a GPU done what it was given
         if self.skip_nonfinite:
             row["train/skipped_steps"] = progress.skipped
         return {**row, "samples_per_second": progress.tally.samples / progress.seconds}
