@@ -3,8 +3,10 @@
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def machine(device: torch.device, *packages: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in packages if _installed(name)},
+        **_versions(packages),
     }
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
@@ -79,5 +81,10 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def _installed(package: str) -> bool:
-    return util.find_spec(package.split("-")[0]) is not None
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed, under just these names."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

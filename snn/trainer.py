@@ -40,7 +40,7 @@ class Progress:
         steps: Optimizer steps done or skipped.
         skipped: Steps skipped, since loss or gradient was not finite.
         lr: Learning rate at the start of the epoch.
-        seconds: Spent on it by runs that were stopped within it.
+        seconds: Spent on its steps, by every run that took some.
     """
 
     def __init__(self, device: torch.device, lr: float) -> None:
@@ -165,9 +165,10 @@ class Trainer:
         """Train to the horizon and test the best epoch; return whether it came so far.
 
         It also ends at `stop_after`, or when a signal asks for it: then `ended_by` tells which, and last.ckpt
-        holds where it stood.
+        holds where it stood. One that came too late to stop anything is told, too.
         """
         last = self.epochs if self.stop_after is None else min(self.epochs, self.stop_after)
+        finished = False
         try:
             with self._signals:
                 self._saved_at = time.monotonic()
@@ -175,16 +176,15 @@ class Trainer:
                     self._run_epoch()
                 if self.epoch == self.epochs:
                     self._finish()
-                    return True
-        except Stopped:
+                    finished = True
+                else:
+                    log.info("stopped after epoch %d of %d", self.epoch, self.epochs)
+        except Stopped as stop:
             if self.progress is not None:  # otherwise last.ckpt is of just here
                 self._save()
-            self.ended_by = self._signals.ending
-            assert self.ended_by is not None
-            log.info("%s: stopped at step %d", self.ended_by.name, self.step)
-            return False
-        log.info("stopped after epoch %d of %d", self.epoch, self.epochs)
-        return False
+            log.info("%s: stopped at step %d", stop, self.step)
+        self.ended_by = self._signals.ending
+        return finished
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint: everything the next step depends on."""
@@ -253,6 +253,7 @@ class Trainer:
             raise FloatingPointError(f"no step of epoch {self.epoch + 1} was finite; {self._way_out()}")
         row = _under("train", {**progress.tally.means(), **named_rates(self.monitor)})
         row |= {"train/grad_norm": float(progress.norms) / taken, "lr": progress.lr}
+        progress.seconds += time.perf_counter() - start  # only now has a GPU done what it was given
         if self.skip_nonfinite:
             row["train/skipped_steps"] = progress.skipped
         return {**row, "samples_per_second": progress.tally.samples / progress.seconds}
@@ -324,7 +325,7 @@ class Trainer:
                 self._save()
             log.info("SIGUSR1: %s holds step %d", self.folder.last, self.step)
         if self._signals.ending is not None:
-            raise Stopped
+            raise Stopped(self._signals.ending.name)
 
     def _require_finite(self) -> None:
         """Stop the run if a step since the last look was bad, or the weights are."""

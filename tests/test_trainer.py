@@ -1,5 +1,6 @@
 """The loop's arithmetic: means, groups, accumulation, clip, modes."""
 
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -126,6 +127,17 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
     (one, loss, norm), (other, other_loss, other_norm) = weights
     torch.testing.assert_close(one, other)
     assert loss == pytest.approx(other_loss, rel=1e-6) and norm == pytest.approx(other_norm, rel=1e-5)
+
+
+def test_the_wait_for_the_device_counts_as_training(tmp_path, monkeypatch):
+    """On a GPU the sums can be read when all steps are done, and not before."""
+    real = Tally.means
+    monkeypatch.setattr(Tally, "means", lambda tally: (time.sleep(0.2), real(tally))[1])
+    data = SimpleNamespace(train=batches(torch.randn(6, 3), torch.randint(0, 4, (6,)), 4))
+    trainer = make_trainer(nn.Linear(3, 4), nn.functional.cross_entropy, data, tmp_path)
+    progress = Progress(CPU, 0.1)
+    row = trainer._train_epoch(progress)
+    assert progress.seconds >= 0.2 and row["samples_per_second"] == 6 / progress.seconds
 
 
 @pytest.mark.parametrize("clip", [None, 0.01, 1e6])

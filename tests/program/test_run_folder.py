@@ -174,6 +174,12 @@ def test_a_start_says_with_what_it_was_made(program, monkeypatch):
     assert [start["step"] for start in starts(run)] == [0, 4] and (run / "code-1.diff").exists()
 
 
+def test_a_module_that_comes_from_another_package_ends_no_run():
+    """As Triton does where torch is built for ROCm; here yaml, which comes from PyYAML."""
+    facts = snn.origin.machine(torch.device("cpu"), "torch", "yaml")
+    assert "yaml" not in facts and facts["torch"].startswith(torch.__version__.split("+")[0])
+
+
 def test_the_diff_of_the_code_holds_what_changed_and_what_is_new(tmp_path, monkeypatch):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
     (tmp_path / "snn").mkdir()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.program.conftest import rows
+from snn.run_folder import RunFolder
+from tests.program.conftest import SMALL, rows
 from tests.program.killing import Zygote
 from tests.program.test_kill import BASE, contents
 from tests.program.test_resume import equal
@@ -62,12 +63,14 @@ def test_a_signal_ends_a_run_that_can_go_on(tmp_path, zygote, number, code, work
 
 def test_a_signal_within_an_epoch_keeps_its_steps(tmp_path, zygote):
     pid = zygote.start(*WORDS, "trainer.batch_size=1", "hydra.run.dir=run")
-    wait_for(tmp_path / "run" / "starts.jsonl")
-    time.sleep(1)
+    wait_for(tmp_path / "run" / "last.ckpt")
+    time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)
     assert zygote.wait() == 143
     state = torch.load("run/last.ckpt")
-    assert state["progress"] is None or state["progress"]["epoch"]["steps"] == state["step"] % 58
+    assert f"SIGTERM: stopped at step {state['step']}" in output()
+    steps = 0 if state["progress"] is None else state["progress"]["epoch"]["steps"]
+    assert steps % 58 == state["step"] % 58
 
 
 def test_sigusr1_saves_and_goes_on(tmp_path, zygote):
@@ -85,6 +88,20 @@ def test_a_signal_before_the_training_ends_at_once_and_leaves_nothing(tmp_path, 
     os.kill(pid, signal.SIGTERM)
     assert zygote.wait() in (143, -signal.SIGTERM)  # the latter before our first line
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_signal_at_the_very_end_of_a_run_ends_the_sweep_too(program, monkeypatch):
+    real = RunFolder.write_summary
+
+    def ended(self, summary):
+        real(self, summary)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(RunFolder, "write_summary", ended)
+    words = ("-m", *SMALL, "seed=0,1", "hydra.sweep.dir=sweep")
+    assert program.train(*words).code == 143
+    assert [path.parent.name for path in Path("sweep").glob("*/summary.json")] == ["0_seed=0"]
+    assert not Path("sweep/1_seed=1").exists()
 
 
 def test_a_signal_ends_a_whole_sweep(tmp_path, zygote):
