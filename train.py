@@ -73,8 +73,9 @@ def prepare(cfg: "DictConfig", folder: "RunFolder") -> "tuple[TrainConfig, dict[
         checkpoint = newest_checkpoint(folder.checkpoints if whole_folder else [found])
         assert checkpoint is not None
         changes = {"trainer.stop_after": None, **overridden(cfg, RESUME_KEYS)}
-    if checkpoint["best"]["epoch"]:
-        load_checkpoint(find_checkpoint(str(folder.best)))  # the end of the run needs it
+    if checkpoint["best"].get("epoch"):  # the end of the run needs that file
+        best = load_checkpoint(find_checkpoint(str(folder.best)))
+        require_same(checkpoint["config"], best["config"], folder.best)
     return check(update(checkpoint["config"], changes), TrainConfig), checkpoint
 
 

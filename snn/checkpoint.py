@@ -4,6 +4,7 @@ A checkpoint is a zip as `torch.save` writes it, and `torch.load` reads it. The 
 holds the SHA-256 of every byte before it, so that a changed, missing or added byte is seen, wherever it is.
 """
 
+import copy
 import hashlib
 import io
 import logging
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  what is no checkpoint fails in many ways; the cause is kept
         raise ValueError(f"{path} is no checkpoint of this project") from error
-    groups = ("config", "network", "optimizer", "scheduler", "rng")
+    groups = ("config", "network", "optimizer", "scheduler", "rng", "best")
     if not (
         isinstance(state, dict)
         and set(state) >= KEYS
@@ -148,6 +150,57 @@ def load_weights(network: nn.Module, weights: dict[str, Any], path: object) -> N
         has, lacks = (here, there) if name in own else (there, here)
         raise ValueError(f"{path}: {name}, of shape {(own | given)[name]} in {has}, is missing in {lacks}")
     network.load_state_dict(weights)
+
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load `state` into a fresh `optimizer`, if it is one that this could have.
+
+    torch does not look, and its fused optimizers read past the end of a tensor that is too small.
+
+    Raises:
+        ValueError: It is not; one line names the first value that does not fit.
+    """
+    stepped = copy.deepcopy(optimizer)
+    for parameter in (p for group in stepped.param_groups for p in group["params"]):
+        parameter.grad = torch.zeros_like(parameter)
+    stepped.step()
+    own = stepped.state_dict()
+    held, groups = state.get("state"), state.get("param_groups")
+    if not (isinstance(held, dict) and isinstance(groups, list) and len(groups) == len(own["param_groups"])):
+        raise ValueError("the checkpoint: optimizer is none of torch's, or of other groups")
+    for key, values in held.items():  # a parameter that had no gradient yet holds none
+        require_like(values, own["state"].get(key), f"optimizer.state.{key}")
+    for given, group in zip(groups, own["param_groups"], strict=True):
+        require_like(given.get("lr"), group["lr"], "optimizer.lr")
+        for key in given.keys() & group.keys() - {"lr"}:  # keys come and go with torch's versions
+            if given[key] != group[key]:
+                raise ValueError(
+                    f"the checkpoint: optimizer.{key} is {given[key]}, in its config {group[key]}"
+                )
+    optimizer.load_state_dict(state)
+
+
+def require_like(given: Any, own: Any, key: str) -> None:
+    """Refuse what a checkpoint holds under `key` unless it is made as `own`: keys, kinds, shapes and dtypes.
+
+    Raises:
+        ValueError: One line that names the key.
+    """
+    made, wanted = _make(given), _make(own)
+    if made != wanted:
+        raise ValueError(f"the checkpoint: {key} must be {wanted}, got {made}")
+    if isinstance(own, dict):
+        for name in own:
+            require_like(given[name], own[name], f"{key}.{name}")
+
+
+def _make(value: Any) -> str:
+    """Say in words how a value is made."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of shape {list(value.shape)}"
+    if isinstance(value, dict):
+        return f"a group of {', '.join(sorted(map(str, value)))}"
+    return "not a number" if value != value else type(value).__name__
 
 
 def rng_state() -> dict[str, Any]:

@@ -14,7 +14,6 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import threading
 import traceback
@@ -130,7 +129,7 @@ class RunFolder:
                 write_whole(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
                 write_whole(self.path / "overrides.yaml", yaml.safe_dump(start["overrides"]))
             self._note_start({**start, "epoch": epoch, "step": step}, diff)
-            self._open_rows(epoch)
+            self._open_rows(epoch, step)
             if step == 0:
                 for summary in hparams(_shown(config), {"val/accuracy": 0.0}):
                     self._file_writer().add_summary(summary)
@@ -189,16 +188,26 @@ class RunFolder:
             facts = ", ".join(f"{key} {before[0].get(key)} -> {start.get(key)}" for key in moved)
             log.info("not as at the first start, so the last bits may differ: %s", facts)
 
-    def _open_rows(self, epoch: int) -> None:
+    def _open_rows(self, epoch: int, step: int) -> None:
         """Cut metrics.jsonl to the epochs done, and have TensorBoard forget what came after them."""
-        rows = [row for row in _read_lines(self.metrics) if row.get("epoch", math.inf) <= epoch]
+        rows = [
+            row
+            for row in _read_lines(self.metrics)
+            if all(isinstance(row.get(key), int) for key in ("epoch", "step")) and row["epoch"] <= epoch
+        ]
+        if lost := set(range(1, epoch + 1)) - {row["epoch"] for row in rows}:
+            epochs = ", ".join(map(str, sorted(lost)))
+            log.warning("warning: %s is damaged: without the rows of epoch %s", self.metrics, epochs)
         if self.metrics.exists():
             write_whole(self.metrics, "".join(f"{json.dumps(row)}\n" for row in rows))
-        last = rows[-1] if rows else None
-        # its step included, since the test of a run that died in it stands there too
-        self._writer = SummaryWriter(str(self.path / "tb"), purge_step=int(last["step"]) if last else None)
+        last = rows[-1] if rows and rows[-1]["epoch"] == epoch else None
+        if last:  # its step included, since the test of a run that died in it stands there too
+            purge = int(last["step"])
+        else:  # no epoch is done, or its row is lost
+            purge = step + 1 if epoch else 1
+        self._writer = SummaryWriter(str(self.path / "tb"), purge_step=purge)
         if last:
-            self.log_scalars(last, int(last["step"]))
+            self.log_scalars(last, purge)
 
     def _file_writer(self) -> Any:
         assert self._writer is not None
@@ -254,17 +263,14 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of JSON lines; a torn one ends them."""
+    """Return the rows of a file of JSON lines; what is none is left out."""
     rows: list[dict[str, Any]] = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
+            with suppress(ValueError):
                 row = json.loads(line)
-            except ValueError:
-                break
-            if not isinstance(row, dict):
-                break
-            rows.append(row)
+                if isinstance(row, dict):
+                    rows.append(row)
     return rows
 
 

@@ -16,10 +16,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-from snn.checkpoint import load_checkpoint, load_weights, rng_state, save_checkpoint, set_rng_state
+from snn.checkpoint import (
+    load_checkpoint,
+    load_optimizer,
+    load_weights,
+    require_like,
+    rng_state,
+    save_checkpoint,
+    set_rng_state,
+)
 from snn.data import Loader, Loaders
 from snn.evaluation import Encode, Loss, Tally, evaluate, named_rates
-from snn.monitor import SpikeMonitor
+from snn.monitor import SpikeMonitor, named_srm_layers
 from snn.run_folder import RunFolder
 from snn.signals import Signals
 from snn.watch import Watch
@@ -189,7 +197,8 @@ class Trainer:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint: everything the next step depends on."""
         load_weights(self.network, state["network"], "the checkpoint")
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._require_fit(state)
+        load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.epoch, self.step = state["epoch"], state["step"]
         self.best, self.seconds = state["best"], state["seconds"]
@@ -199,6 +208,37 @@ class Trainer:
             self.progress.load(state["progress"]["epoch"])
             self._resumed_monitor = state["progress"]["monitor"]
         set_rng_state(state["rng"])
+
+    def _require_fit(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if a checkpoint holds what no run of this config can have saved."""
+        own = self._state()
+        done = {"steps": 0, "batches": 0, "skipped": 0}
+        if state["progress"] is not None:
+            layers = named_srm_layers(self.network)
+            spikes = dict.fromkeys(layers, torch.zeros((), dtype=torch.float64))
+            monitor = {"spikes": spikes, "places": dict.fromkeys(layers, 0)}
+            own["progress"] = {"epoch": Progress(torch.device("cpu"), 0.0).state(), "monitor": monitor}
+            require_like(state["progress"], own["progress"], "progress")
+            done = state["progress"]["epoch"]
+        if state["best_on_test"] is not None:
+            own["best_on_test"] = 0.0
+        own["rng"] = {**state["rng"], "cpu": own["rng"]["cpu"]}  # of GPUs there may be more or fewer
+        for key in ("epoch", "step", "best", "best_on_test", "seconds", "rng"):
+            require_like(state[key], own[key], key)
+        epoch, step, steps = state["epoch"], state["step"], steps_per_epoch(self.data.train, self.accumulate)
+        if not (
+            0 <= epoch <= self.epochs
+            and 0 < step == epoch * steps + done["steps"] <= self.epochs * steps
+            and step == state["scheduler"].get("last_epoch")
+            and self.scheduler.base_lrs == state["scheduler"].get("base_lrs")
+            and done["batches"] == min(done["steps"] * self.accumulate, self.data.train.num_batches)
+            and 0 <= done["skipped"] <= done["steps"]
+            and 0 <= state["best"]["epoch"] <= epoch
+        ):
+            raise ValueError(
+                f"the checkpoint is of epoch {epoch}, step {step}, where this run of {self.epochs} epochs of "
+                f"{steps} steps never is: it was changed, or the data were"
+            )
 
     def _run_epoch(self) -> None:
         """Train an epoch, or the rest of it, evaluate, log, save."""

@@ -12,6 +12,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from snn.checkpoint import load_checkpoint, save_checkpoint
 from snn.schema import RESUME_KEYS
 from tests.program.conftest import SMALL, files, rows, summary
 
@@ -172,12 +173,92 @@ def test_checkpoints_load_plainly(program):
         assert math.isfinite(state["best"]["accuracy"]) and set(state["versions"]) == {"python", "torch"}
 
 
-def test_a_torn_row_ends_the_rows(program):
+def test_a_damaged_row_is_named_and_takes_no_other_with_it(program):
+    run = program.small("trainer.epochs=4", "trainer.stop_after=3")
+    first, second, third = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(f'{first[:-20]}\n{second}\n{{"epoch": "3"}}\n{third}\n[]')
+    ended = program.train("resume=run")
+    assert "run/metrics.jsonl is damaged: without the rows of epoch 1\n" in ended.out
+    assert [row["epoch"] for row in rows(run)] == [2, 3, 4]
+
+
+def test_tensorboard_keeps_its_steps_where_the_rows_are_lost(program):
     run = program.small("trainer.epochs=3", "trainer.stop_after=2")
-    text = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(text[:-20])
+    (run / "metrics.jsonl").unlink()
+    ended = program.train("resume=run")
+    assert "without the rows of epoch 1, 2\n" in ended.out
+    events = EventAccumulator(str(run / "tb"), size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in events.Scalars("val/loss")] == [4, 8, 12]
+
+
+def test_a_first_row_that_was_logged_before_its_checkpoint_stands_once_in_tensorboard(program, monkeypatch):
+    words = (*SMALL, "trainer.checkpoint_every_steps=4", "resume=auto", "hydra.run.dir=run")
+    with monkeypatch.context() as context:
+        context.setattr("snn.watch.Watch.__call__", fail)
+        assert "as if killed" in program.train(*words).error
+    state = torch.load("run/last.ckpt")
+    assert (state["epoch"], state["step"]) == (0, 4) and len(rows(program.folder / "run")) == 1
+    assert program.train(*words).code == 0
+    events = EventAccumulator("run/tb", size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in events.Scalars("val/loss")] == [4, 8]
+
+
+def fail(*_) -> None:
+    raise OSError("as if killed")
+
+
+CHANGES = {
+    "epoch": lambda s: s.update(epoch=-1),
+    "epoch past the end": lambda s: s.update(epoch=9),
+    "epoch of another type": lambda s: s.update(epoch=1.0),
+    "step": lambda s: s.update(step=0),
+    "best": lambda s: s.update(best={}),
+    "best epoch": lambda s: s["best"].update(epoch=0.0),
+    "best accuracy": lambda s: s["best"].update(accuracy=math.nan),
+    "seconds": lambda s: s["seconds"].pop("total"),
+    "rng": lambda s: s["rng"].update(cpu=torch.zeros(3)),
+    "scheduler": lambda s: s["scheduler"].update(last_epoch=1),
+    "batches": lambda s: s["progress"]["epoch"].update(batches=4),
+    "skipped": lambda s: s["progress"]["epoch"].pop("skipped"),
+    "sums": lambda s: s["progress"]["epoch"]["tally"].update(sums=torch.zeros(5)),
+    "monitor": lambda s: s["progress"].update(monitor=None),
+    "moments too small": lambda s: s["optimizer"]["state"][0].update(exp_avg=torch.zeros(1)),
+    "moments of another type": lambda s: s["optimizer"]["state"][0].update(exp_avg="x"),
+    "moments missing": lambda s: s["optimizer"]["state"][0].pop("exp_avg"),
+    "a parameter too many": lambda s: s["optimizer"]["state"].update({99: {}}),
+    "groups": lambda s: s["optimizer"].update(param_groups=[]),
+    "learning rate": lambda s: s["optimizer"]["param_groups"][0].update(lr=math.nan),
+    "weight decay": lambda s: s["optimizer"]["param_groups"][0].update(weight_decay=0.5),
+}
+
+
+def test_a_checkpoint_that_no_run_of_its_config_saved_is_refused_before_anything_is_written(
+    program, monkeypatch
+):
+    with monkeypatch.context() as context:
+        context.setattr("snn.trainer.Trainer._evaluate", fail)
+        program.train(*SMALL, "trainer.checkpoint_every_steps=3", "hydra.run.dir=run")
+    last = program.folder / "run" / "last.ckpt"
+    whole = last.read_bytes()
+    for name, change in CHANGES.items():
+        last.write_bytes(whole)
+        state = load_checkpoint(last)
+        change(state)
+        save_checkpoint(last, state)
+        before = files(last.parent)
+        error = program.train("resume=run").error
+        assert error.startswith("error: the checkpoint"), (name, error)
+        assert files(last.parent) == before, name
+    last.write_bytes(whole)
     assert program.train("resume=run").code == 0
-    assert [row["epoch"] for row in rows(run)] == [1, 3]
+
+
+def test_a_best_checkpoint_of_another_run_is_refused_at_once(program):
+    program.small("seed=1", run="other")
+    run = program.small("trainer.stop_after=1")
+    (run / "best.ckpt").write_bytes(Path("other/best.ckpt").read_bytes())
+    error = program.train("resume=run").error
+    assert "run/best.ckpt holds a run with other settings: seed is 1 there, 0 here" in error
 
 
 def test_a_run_that_died_before_its_first_checkpoint_can_start_again(program):
