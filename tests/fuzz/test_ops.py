@@ -202,7 +202,8 @@ def _layer(source, op, x, weight, grads, keywords, conv, pool):
 
 
 def check_layer(layer: Layer) -> None:
-    x, weight, dtype, eps = layer.x, layer.weight, layer.x.dtype, torch.finfo(layer.x.dtype).eps
+    x, weight, dtype = layer.x, layer.weight, layer.x.dtype
+    eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
     untouched = unchanged(x, weight, layer.threshold, layer.grad_out)
     out = layer.op(x, weight, layer.neuron, layer.grad, **layer.keywords)
     leaves = [leaf for leaf in (x, weight) if leaf.requires_grad]
@@ -213,7 +214,7 @@ def check_layer(layer: Layer) -> None:
 
     maps, kernels = (part.detach() for part in layer.maps)
     current, size = layer.conv.forward(maps, kernels), layer.conv.forward(maps.abs(), kernels.abs())
-    error = size * eps * (kernels[0].numel() + 4) + torch.finfo(dtype).tiny
+    error = size * eps * (kernels[0].numel() + 4) + tiny
     exact = layer.is_exact
     expected = scan(
         current, None if exact else error, layer.threshold.double(), layer.neuron, layer.grad, dtype
@@ -240,11 +241,11 @@ def check_layer(layer: Layer) -> None:
     height = maps * layer.grad.grad_scale if isinstance(layer.grad, GradParams) else torch.ones_like(maps)
     if x.requires_grad:
         wanted = layer.conv.to_input(to_x, maps, kernels) * height
-        error = layer.conv.to_input(error_x, maps, kernels.abs()) * height.abs()
+        error = layer.conv.to_input(error_x, maps, kernels.abs()) * height.abs() + tiny
         assert_near(gradients.pop(0).view(maps.shape), wanted, error)
     if weight.requires_grad:
         wanted = layer.conv.to_weight(to_w, maps, kernels)
-        error = layer.conv.to_weight(error_w, maps.abs(), kernels)
+        error = layer.conv.to_weight(error_w, maps.abs(), kernels) + tiny
         assert_near(gradients.pop(0).view(kernels.shape), wanted, error)
 
 
