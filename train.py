@@ -34,7 +34,6 @@ def job(cfg: "DictConfig") -> None:
     hydra = HydraConfig.get()
     folder = RunFolder(hydra.runtime.output_dir)
     folder.require_writable()
-    folder.path.mkdir(parents=True, exist_ok=True)
     try:
         with folder.locked():
             config, checkpoint = prepare(cfg, folder)

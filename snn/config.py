@@ -313,7 +313,7 @@ def _preflight(
             raise ValueError(f"{rule}, got {', '.join(sorted(unknown))}")
         path = Path(first.resume).expanduser()
         folder = path if path.is_dir() else find_checkpoint(first.resume).parent
-    elif not args.multirun:
+    if not args.multirun:
         words_of = {_key(word): word.partition("=")[2].strip("'\"") for word in args.overrides}
         own: Path = Path(words_of.get("hydra.run.dir", folder))
         made += [path for path in (own, *own.parents) if not path.exists()]
@@ -459,7 +459,7 @@ def _quote(text: object) -> str:
 def _quoted(word: str) -> str:
     """Quote a value that Hydra's grammar has no room for: a path to a run, a `~`, other than ASCII."""
     key, equals, value = word.partition("=")
-    is_run = key in ("checkpoint", "resume") and value[:1] not in ("'", '"', "")
+    is_run = key in ("checkpoint", "resume") and value[:1] not in ("'", '"', "") and value != "null"
     unusual = value.startswith("~") or not value.isascii()
     if equals and (is_run or (unusual and not re.search(r"""['"\[\]{}(),]""", value))):
         return f"{key}={_quote(value)}"

@@ -57,11 +57,7 @@ class RunFolder:
                 raise ValueError(f"{self.path} holds a run already ({file.name}); resume=PATH continues one")
 
     def require_writable(self) -> None:
-        """Raise OSError unless the folder is there to be written, or can be made.
-
-        It makes the folder, and removes it again if it was not there.
-        """
-        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        """Make the folder if it is not there; raise OSError unless it can be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".writable.{os.getpid()}"
@@ -69,10 +65,6 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise OSError(f"cannot write into the run folder {self.path}: {error.strerror}") from error
-        finally:
-            with suppress(OSError):
-                for path in missing:
-                    path.rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -89,8 +81,8 @@ class RunFolder:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # not so, if who held it has removed it just now
-                free = path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
-            except (BlockingIOError, PermissionError):
+                free = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            except (BlockingIOError, PermissionError, FileNotFoundError):
                 free = False
             except OSError:
                 log.info("no lock on %s: its file system has none", self.path)

@@ -51,8 +51,10 @@ def test_a_closed_pipe_ends_no_run(tmp_path):
     assert (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.parametrize("resume", ["null", "auto"])
 @pytest.mark.parametrize("where", ["hydra.run.dir=mine", "hydra.run.dir=deep/mine", "hydra.run.dir=."])
-def test_a_run_that_is_refused_leaves_no_folder(program, where):
+def test_a_run_that_is_refused_leaves_no_folder(program, where, resume):
     before = Path.cwd()
-    assert "not found" in program.train("data=mnist", "data.root=nowhere", where).error
-    assert Path.cwd() == before and not list(before.glob("**/mine"))
+    words = ("data=mnist", "data.root=nowhere", f"resume={resume}", where)
+    assert "not found" in program.train(*words).error
+    assert Path.cwd() == before and not list(before.iterdir())

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import snn.origin
 from snn.data import sources
 from snn.losses import CrossEntropy
+from snn.run_folder import RunFolder
 from tests.program.conftest import SMALL, rows, summary
 from tests.program.killing import Zygote
 
@@ -197,6 +198,13 @@ def test_the_diff_of_the_code_holds_what_changed_and_what_is_new(tmp_path, monke
     assert "+changed" in diff and "-old" in diff and "+added" in diff and "notes" not in diff
     facts = snn.origin.origin(cpu)
     assert facts["changed"] is True and len(facts["commit"]) == 40
+
+
+def test_a_lock_whose_file_its_holder_has_just_removed_is_none(tmp_path, monkeypatch):
+    """Who comes next would make a file, and a lock, of its own."""
+    monkeypatch.setattr("snn.run_folder.fcntl.lockf", lambda *args: (tmp_path / ".lock").unlink())
+    with pytest.raises(ValueError, match="is in use"), RunFolder(tmp_path).locked():
+        pytest.fail("locked")
 
 
 @pytest.mark.slow
