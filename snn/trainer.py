@@ -25,7 +25,7 @@ from snn.checkpoint import (
     save_checkpoint,
     set_rng_state,
 )
-from snn.data import Loader, Loaders
+from snn.data import Batch, Loader, Loaders
 from snn.evaluation import Encode, Loss, Tally, evaluate, named_rates
 from snn.monitor import SpikeMonitor, named_srm_layers
 from snn.run_folder import RunFolder
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 LOG_EVERY = 50  # steps between two looks at the device
 
-Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, index
 Teach = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -153,9 +152,7 @@ class Trainer:
         # on what, how long, and where it is written
         self.data, self.epochs, self.stop_after, self.device = data, epochs, stop_after, device
         self.folder, self.config, self.test_each_epoch = folder, config, test_each_epoch
-        self.every_steps, self.every_seconds = checkpoint_every_steps, checkpoint_every_minutes
-        if checkpoint_every_minutes is not None:
-            self.every_seconds = 60 * checkpoint_every_minutes
+        self.every_steps, self.every_minutes = checkpoint_every_steps, checkpoint_every_minutes
         # where it stands: whole epochs, steps, and the epoch in progress
         self.epoch, self.step = 0, 0
         self.progress: Progress | None = None
@@ -195,7 +192,11 @@ class Trainer:
         return finished
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint: everything the next step depends on."""
+        """Continue from a checkpoint: everything the next step depends on.
+
+        Raises:
+            ValueError: It is of another network or another schedule.
+        """
         load_weights(self.network, state["network"], "the checkpoint")
         self._require_fit(state)
         load_optimizer(self.optimizer, state["optimizer"])
@@ -354,8 +355,8 @@ class Trainer:
 
     def _save_if_due(self) -> None:
         steps_are = self.every_steps is not None and self.step % self.every_steps == 0
-        since = time.monotonic() - self._saved_at
-        if steps_are or (self.every_seconds is not None and since >= self.every_seconds):
+        minutes = (time.monotonic() - self._saved_at) / 60
+        if steps_are or (self.every_minutes is not None and minutes >= self.every_minutes):
             self._save()
 
     def _heed_signals(self) -> None:

@@ -12,7 +12,7 @@ from snn.monitor import kept_time_gradient
 log = logging.getLogger(__name__)
 
 SATURATED = 0.9  # spikes per neuron per step, of 1
-SAMPLES, TOLERANCE = 16, 0.01  # of the look at the sum law
+SAMPLES, TOLERANCE = 16, 0.01  # at most, of the look at the sum law
 SILENT_SAYS = "silent, at a spike rate of %s: lower neuron.threshold or set calibrate.spikes"
 SATURATED_SAYS = "saturated, at a spike rate of %s: raise neuron.threshold or set calibrate.spikes"
 LAW_SAYS = (
@@ -42,7 +42,8 @@ class Watch:
     def __call__(self, evaluation: dict[str, float]) -> None:
         """Look at the spike rates of an evaluation, and at the sum law."""
         rates = {key.removeprefix(RATE): v for key, v in evaluation.items() if key.startswith(RATE)}
-        images, labels, index = (part.to(self.device) for part in self.loader.first(SAMPLES))
+        batch = self.loader.first(min(SAMPLES, self.loader.batch_size))  # a step has room for it
+        images, labels, index = (part.to(self.device) for part in batch)
         x = self.encode(images, index, 0)
         kept = kept_time_gradient(self.network, x, lambda output: self.loss_fn(output, labels))
         self._say(SILENT_SAYS, {name: rate for name, rate in rates.items() if rate == 0})

@@ -4,7 +4,7 @@
 are made.
 """
 
-from snn.data.loaders import Loader, Loaders, check_settings, load
+from snn.data.loaders import Batch, Loader, Loaders, check_settings, load
 from snn.data.sources import Images
 
-__all__ = ["Images", "Loader", "Loaders", "check_settings", "load"]
+__all__ = ["Batch", "Images", "Loader", "Loaders", "check_settings", "load"]

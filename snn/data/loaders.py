@@ -21,7 +21,7 @@ from snn.signals import ignore_all
 
 log = logging.getLogger(__name__)
 
-Batch = tuple[Tensor, Tensor, Tensor]
+Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, index
 
 
 class Loader:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import snn.data.sources as sources
+from snn.data import Loader
 from snn.losses import CrossEntropy
 from tests.program.conftest import SMALL, files, rows, summary
 
@@ -150,6 +151,13 @@ def test_saturation_and_a_broken_sum_law_are_said_once(program, monkeypatch, wor
     monkeypatch.setattr("snn.watch.SATURATED", 0.3)  # what a neuron of 8x8 pixels can reach
     ended = program.train(*SMALL, *words, "hydra.run.dir=run")
     assert ended.code == 0 and ended.out.count(said) == 1, ended.out
+
+
+def test_the_look_at_the_sum_law_takes_no_more_than_a_batch(program, monkeypatch):
+    real, asked = Loader.first, []
+    monkeypatch.setattr(Loader, "first", lambda loader, n: (asked.append(n), real(loader, n))[1])
+    program.small("trainer.batch_size=5", "trainer.epochs=1", "calibrate.batch_size=7")
+    assert asked == [1, 7, 5]
 
 
 SOUND = {
