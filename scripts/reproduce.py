@@ -219,11 +219,16 @@ def run_all(runs: list[Run], options: argparse.Namespace) -> int:
         return 130
     finally:
         for child in running:
-            stop(child)
+            child.process.terminate()
+        for child in running:
+            conclude_stopped(child)
 
 
 def start(run: Run, jobs: int) -> Child:
-    """Start a run, or go on with it."""
+    """Start a run, or go on with it.
+
+    In a session of its own, since it ends at once, unsaved, if Ctrl-C reaches it too before it is terminated.
+    """
     quoted = str(run.folder).replace("'", "\\'")
     words = [*run.words, f"resume={AUTO}", f"hydra.run.dir='{quoted}'"]
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +238,9 @@ def start(run: Run, jobs: int) -> Child:
         environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // jobs))
     stderr = tempfile.TemporaryFile()
     command = [sys.executable, str(TRAIN), *words]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
+    )
     return Child(run, process, stderr)
 
 
@@ -249,12 +256,11 @@ def conclude(child: Child) -> None:
     tell(child.run)
 
 
-def stop(child: Child) -> None:
-    """End a run in progress, which writes where it stands first."""
-    child.process.terminate()
+def conclude_stopped(child: Child) -> None:
+    """Wait for a run that was told to end, which writes where it stands first."""
     child.process.wait()
     child.stderr.close()
-    (child.run.folder / "error.txt").unlink(missing_ok=True)  # it may have seen Ctrl-C too: no failure
+    (child.run.folder / "error.txt").unlink(missing_ok=True)  # ended at its start: no failure
     tell(child.run)
 
 
@@ -266,5 +272,10 @@ def tell(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no run stays behind
-    sys.exit(main())
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: no run stays behind
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("error: interrupted")

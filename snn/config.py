@@ -126,11 +126,6 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
         schema: Root of that config; `TrainConfig` reads configs/train.yaml, `EvalConfig` configs/eval.yaml.
         argv: Words of the command line; None reads `sys.argv`.
     """
-    import hydra
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    OmegaConf.register_new_resolver("job_folder", _job_folder, replace=True)
     words = [_quoted(word) for word in (sys.argv[1:] if argv is None else argv)]
     config_name = "train" if schema is TrainConfig else "eval"
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -145,6 +140,10 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
 
     with _console(), _as_command(words), raising():
         try:
+            import hydra
+            from omegaconf import OmegaConf
+
+            OmegaConf.register_new_resolver("job_folder", _job_folder, replace=True)
             sys.argv[1:], multirun = _preflight(words, schema, config_name, made)
             decorate = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
             decorate(task if multirun else single)()
@@ -164,8 +163,8 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
             _remove_empty(made)
             if wants_traceback:
                 traceback.print_exc()
-            expected = isinstance(error, ValueError | OSError | ArithmeticError | OmegaConfBaseException)
-            hydra_said = type(error).__module__.startswith("hydra.")
+            expected = isinstance(error, ValueError | OSError | ArithmeticError)
+            hydra_said = type(error).__module__.startswith(("hydra.", "omegaconf."))
             kind = "" if expected or hydra_said or _is_memory(error) else f"{type(error).__name__}: "
             print(f"error: {kind}{_one_line(error)}", file=sys.stderr)  # noqa: T201
             return 1

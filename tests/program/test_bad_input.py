@@ -19,6 +19,15 @@ def test_the_traceback_is_shown_on_request(program, monkeypatch):
     assert ended.err.strip().splitlines()[-1] == "error: encoding.steps must be at least 1, got 0"
 
 
+def test_ctrl_c_while_it_is_still_importing_is_one_line(program, monkeypatch):
+    def interrupted(*words, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("omegaconf.OmegaConf.register_new_resolver", interrupted)
+    ended = program.train()
+    assert (ended.code, ended.error) == (130, "error: interrupted")
+
+
 def test_wrong_facts_are_named(program):
     assert "data.num_classes" in program.train("data.num_classes=5", "trainer.epochs=1").error
     assert "data.size" in program.train("data.size=9", "trainer.epochs=1").error

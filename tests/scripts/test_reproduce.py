@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -403,7 +404,7 @@ class InThisProcess:
 
     returncode: int
 
-    def __init__(self, command, env, stdout, stderr):
+    def __init__(self, command, **options):
         self.returncode = train.main(command[2:])
 
     def poll(self):
@@ -437,16 +438,22 @@ def test_real_runs_are_resumed_and_tabulated(tmp_path, monkeypatch, capsys):
     assert {path: path.stat().st_mtime_ns for path in Path(out, "runs").rglob("*")} == before
 
 
+def ctrl_c(process: subprocess.Popen) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+
+
 @pytest.mark.slow
-def test_the_script_itself_and_a_kill(tmp_path):
+@pytest.mark.parametrize("end_it", [subprocess.Popen.terminate, ctrl_c], ids=["kill", "ctrl_c"])
+def test_the_script_itself_and_a_kill(tmp_path, end_it):
     script = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), NAME, "--out", "out", "--set", *TINY]
-    process = subprocess.Popen([*script, "--epochs", "100000"], cwd=tmp_path)
+    process = subprocess.Popen([*script, "--epochs", "100000"], cwd=tmp_path, start_new_session=True)
     run = tmp_path / "out" / "runs" / NAME / "s0"
     end = time.monotonic() + 100
     while not (run / "last.ckpt").exists() and time.monotonic() < end:
         time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
+    end_it(process)
     assert process.wait(timeout=30) == 130
+    assert "SIGTERM: stopped at step" in (run / "train.log").read_text(), "it saved where it stood"
     assert "unfinished: epoch" in (tmp_path / "out" / "results.md").read_text()
     rows = (run / "metrics.jsonl").read_bytes()
     time.sleep(1)
