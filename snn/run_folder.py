@@ -108,6 +108,7 @@ class RunFolder:
             epoch: Epochs done: 0 for a fresh run; for a resumed one, later rows of metrics.jsonl are cut.
             step: Optimizer steps done; 0 for a fresh run. Later ones are purged from TensorBoard.
         """
+        self.path.mkdir(parents=True, exist_ok=True)
         handler = _LogFile(self.path / "train.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("snn").addHandler(handler)

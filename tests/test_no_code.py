@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import copyreg
+import hashlib
 import importlib
 import io
 import os
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from snn.checkpoint import KEYS, load_checkpoint
+from snn.checkpoint import KEYS, MARK, ZIP_END, _sealed, load_checkpoint
 from snn.config import check, compose, update
 from snn.data.files import parse_cifar
 from snn.schema import TrainConfig
@@ -270,11 +271,23 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+def seal(path):
+    """Have a file end with a checksum that is right, as whoever wrote it can."""
+    content = path.read_bytes()
+    if content[-22:-18] == ZIP_END:
+        path.write_bytes(_sealed(content))
+    else:
+        path.write_bytes(content + MARK + hashlib.sha256(content).hexdigest().encode())
+
+
 @pytest.mark.parametrize("write", HOSTILE, ids=lambda write: write.__name__)
 def test_a_hostile_checkpoint_is_refused_and_runs_nothing(tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "evil.ckpt")
     with pytest.raises(ValueError, match=r"evil\.ckpt is damaged, or no checkpoint"):
+        load_checkpoint(tmp_path / "evil.ckpt")
+    seal(tmp_path / "evil.ckpt")
+    with pytest.raises(ValueError, match=r"evil\.ckpt is no checkpoint of this project"):
         load_checkpoint(tmp_path / "evil.ckpt")
     assert not (tmp_path / "ran").exists()
 
@@ -297,7 +310,8 @@ def test_the_switch_in_the_environment_is_no_way_round(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     evil_config(tmp_path / "evil.ckpt")
-    with pytest.raises(ValueError, match="is damaged, or no checkpoint"):
+    seal(tmp_path / "evil.ckpt")
+    with pytest.raises(ValueError, match="is no checkpoint of this project"):
         load_checkpoint(tmp_path / "evil.ckpt")
     assert not (tmp_path / "ran").exists()
 

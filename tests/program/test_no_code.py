@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from snn.checkpoint import save_checkpoint
 from tests.program.conftest import SMALL, files
 
 HYDRA = "is not to be set; of Hydra's own keys only hydra.run.dir, hydra.sweep.dir, hydra.sweep.subdir are"
@@ -228,9 +229,9 @@ CHECKPOINTS = [
     ("config", ["a"], ""),
     ("config", None, ""),
     ("network", None, ""),
-    ("config", Evil(), "is damaged, or no checkpoint"),
-    ("optimizer.state", [Evil()], "is damaged, or no checkpoint"),
-    ("rng", {"cpu": Evil()}, "is damaged, or no checkpoint"),
+    ("config", Evil(), "is no checkpoint of this project"),
+    ("optimizer.state", [Evil()], "is no checkpoint of this project"),
+    ("rng", {"cpu": Evil()}, "is no checkpoint of this project"),
 ]
 
 
@@ -242,8 +243,8 @@ def test_a_checkpoint_runs_nothing(program, monkeypatch, small_run, path, value,
     for key in keys[:-1]:
         node = node[key]
     node[keys[-1]] = value
-    torch.save(state, small_run / "last.ckpt")
-    torch.save(state, small_run / "best.ckpt")
+    for name in ("last.ckpt", "best.ckpt"):
+        save_checkpoint(small_run / name, state)  # whole, as far as its checksum tells
     assert message in refused(program, "checkpoint=run", main="evaluate")
     assert message in refused(program, "resume=run")
 
