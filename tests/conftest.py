@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # the GPU's kernels run on CPU tensors, step by step
 
