@@ -15,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import threading
 import traceback
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from snn.schema import flat
 
 log = logging.getLogger(__name__)
 
+ORPHAN = re.compile(r"\.[\w-]+\.(ckpt|json|jsonl|yaml|diff|txt)\.\d+")  # of a write that was killed
 PLACE = ("commit", "changed", "cpu", "gpu", "threads", "torch", "numba", "triton")  # what moves the last bits
 
 
@@ -114,8 +116,9 @@ class RunFolder:
         logging.getLogger("snn").addHandler(handler)
         said_of_threads, threading.excepthook = threading.excepthook, _quiet
         try:
-            for orphan in self.path.glob(".*.[0-9]*"):  # of a write that was killed
-                orphan.unlink()
+            for path in self.path.iterdir():
+                if ORPHAN.fullmatch(path.name):
+                    path.unlink()
             (self.path / "error.txt").unlink(missing_ok=True)
             if step == 0:
                 self._clear()

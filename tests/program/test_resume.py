@@ -325,8 +325,9 @@ def test_auto_starts_afresh_where_a_run_died_before_its_first_checkpoint(program
     (run / "tb").mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"epoch": 1, "step": 4}\n')
     (run / ".last.ckpt.123").write_bytes(b"half")
+    (run / ".notes.2024").write_text("mine")
     program.small("resume=auto")
-    assert rows(run) == rows(straight) and not list(run.glob(".*"))
+    assert rows(run) == rows(straight) and [path.name for path in run.glob(".*")] == [".notes.2024"]
 
 
 def test_a_folder_holds_one_run_at_a_time(program):
