@@ -43,7 +43,8 @@ def job(cfg: "DictConfig") -> None:
             train(config, checkpoint, folder, words_of_job())
     except Exception as error:
         if hydra.mode == RunMode.MULTIRUN:
-            folder.write_error()
+            if folder.run_in_it() is None:  # a run in it has written its own, or is another one
+                folder.write_error()
             log.error("job %s failed: %s", folder.path, error)
         raise
 

@@ -49,7 +49,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], previous: Path | None = N
         previous: Where what `path` held until now is kept, once the new one is whole; a damaged one is not.
 
     Raises:
-        OSError: It could not be written; `path` and `previous` are as they were.
+        OSError: It could not be written; what `path` and `previous` held is still there.
     """
     buffer = io.BytesIO()
     torch.save({**state, "versions": versions()}, buffer)

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
     from torch import Tensor
 
-__all__ = ["build", "check", "compose", "run"]
+__all__ = [
+    "build",
+    "build_network",
+    "check",
+    "compose",
+    "overridden",
+    "run",
+    "settle",
+    "update",
+    "words_of_job",
+]
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 

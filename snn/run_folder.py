@@ -54,9 +54,13 @@ class RunFolder:
 
     def require_fresh(self) -> None:
         """Raise ValueError if the folder holds another run."""
-        for file in (self.metrics, self.last, self.previous, self.best, self.summary):
-            if file.exists():
-                raise ValueError(f"{self.path} holds a run already ({file.name}); resume=PATH continues one")
+        if file := self.run_in_it():
+            raise ValueError(f"{self.path} holds a run already ({file.name}); resume=PATH continues one")
+
+    def run_in_it(self) -> Path | None:
+        """Return a file that tells that the folder holds a run, or None."""
+        files = (self.metrics, *self.checkpoints, self.summary)
+        return next((file for file in files if file.exists()), None)
 
     def require_writable(self) -> None:
         """Make the folder if it is not there; raise OSError unless it can be written."""

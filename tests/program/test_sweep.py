@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from tests.program.conftest import SMALL, rows
+from tests.program.conftest import SMALL, files, rows
 
 pytestmark = pytest.mark.slow  # whole runs, several each
 
@@ -61,3 +61,13 @@ def test_a_long_or_slashed_override_makes_a_plain_folder(program):
     layers = "-".join(["4"] * 200)
     assert program.train(*SMALL, "-m", f"network.layers={layers},4", "data.root=../../x,b").code == 0
     assert len(jobs(program)) == 4
+
+
+def test_a_job_refused_the_folder_of_a_run_leaves_it_alone(program):
+    words = ("-m", *SMALL, "trainer.epochs=1", "seed=0,1", "hydra.sweep.dir=sweep")
+    assert program.train(*words).code == 0
+    first = program.folder / "sweep" / "0_seed=0"
+    before = files(first)
+    ended = program.train(*words)
+    assert ended.code == 1 and "holds a run already" in ended.out
+    assert files(first) == before
