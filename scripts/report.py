@@ -19,7 +19,8 @@ COLUMNS = {
     "spread over the finished seeds, then each of them",
     "best on test, %": "of the epoch that was best on the test set itself. It flatters, but it is what most "
     "papers report: compare this one with theirs",
-    "published, %": "as the experiment's file cites it: for its own settings, without what a row changes in them",
+    "published, %": "as the experiment's file cites it: for its own settings, without what a row changes in "
+    "them",
     "epochs": "the horizon of the schedule",
     "minutes": "per run, mean: training, and an evaluation on validation and test after each epoch",
     "spikes per image": "of all spiking layers over all steps, mean over the test set",
