@@ -446,7 +446,10 @@ def ctrl_c(process: subprocess.Popen) -> None:
 @pytest.mark.parametrize("end_it", [subprocess.Popen.terminate, ctrl_c], ids=["kill", "ctrl_c"])
 def test_the_script_itself_and_a_kill(tmp_path, end_it):
     script = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), NAME, "--out", "out", "--set", *TINY]
-    process = subprocess.Popen([*script, "--epochs", "100000"], cwd=tmp_path, start_new_session=True)
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's `&` has it ignored
+    process = subprocess.Popen(
+        [*script, "--epochs", "100000"], cwd=tmp_path, start_new_session=True, preexec_fn=heeds
+    )
     run = tmp_path / "out" / "runs" / NAME / "s0"
     end = time.monotonic() + 100
     while not (run / "last.ckpt").exists() and time.monotonic() < end:
