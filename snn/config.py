@@ -4,13 +4,10 @@ Hydra and OmegaConf stop here and in the two scripts: the rest sees plain Python
 """
 
 import argparse
-import difflib
 import functools
-import logging
 import os
 import re
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snn.command import exit_code, one_line
 from snn.schema import AUTO, RESUME_KEYS, EvalConfig, TrainConfig
-from snn.signals import Terminated, raising
 from snn.targets import build, check_target, is_target, locate, require_kind, require_known
+from snn.words import CONFIGS, is_group, key_of, quote, quoted, shown_choices
 
 if TYPE_CHECKING:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -39,8 +37,6 @@ __all__ = [
     "update",
     "words_of_job",
 ]
-
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 # Of Hydra's own keys, those that are a user's to set: its others name classes to build, modules to import,
 # variables of the environment, or a sweep that was not checked.
@@ -88,13 +84,9 @@ def _check_node(path: str, node: Any, schema: type[Any]) -> Any:
             if is_target(value):
                 check_target(key, value)
             elif schema is TrainConfig and kind == dict[str, Any]:
-                raise ValueError(f"{key} must have a _target_: choose one, for instance {_choices(key)}")
+                raise ValueError(f"{key} must have a _target_: choose one, for instance {shown_choices(key)}")
         values[name] = value
     return schema(**values)
-
-
-def _choices(group: str) -> str:
-    return " or ".join(f"{group}={file.stem}" for file in sorted((CONFIGS / group).glob("[!_]*.yaml")))
 
 
 def build_network(config: TrainConfig) -> "tuple[Any, Callable[..., Tensor]]":
@@ -136,9 +128,8 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
         schema: Root of that config; `TrainConfig` reads configs/train.yaml, `EvalConfig` configs/eval.yaml.
         argv: Words of the command line; None reads `sys.argv`.
     """
-    words = [_quoted(word) for word in (sys.argv[1:] if argv is None else argv)]
+    words = [quoted(word) for word in (sys.argv[1:] if argv is None else argv)]
     config_name = "train" if schema is TrainConfig else "eval"
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     made: list[Path] = []
     failed: list[Exception] = []
 
@@ -148,36 +139,18 @@ def run(task: Callable[["DictConfig"], None], schema: type[Root], argv: list[str
         except Exception as error:  # noqa: BLE001  kept from Hydra, which would print a line of its own
             failed.append(error)
 
-    with _console(), _as_command(words), raising():
-        try:
-            import hydra
-            from omegaconf import OmegaConf
+    def start() -> None:
+        import hydra
+        from omegaconf import OmegaConf
 
-            OmegaConf.register_new_resolver("job_folder", _job_folder, replace=True)
-            sys.argv[1:], multirun = _preflight(words, schema, config_name, made)
-            decorate = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
-            decorate(task if multirun else single)()
-            for error in failed:
-                raise error
-            return 0
-        except SystemExit as stop:
-            _remove_empty(made)
-            if isinstance(stop, Terminated):
-                print("error: terminated", file=sys.stderr)  # noqa: T201
-            return stop.code if isinstance(stop.code, int) else 1
-        except KeyboardInterrupt:
-            _remove_empty(made)
-            print("error: interrupted", file=sys.stderr)  # noqa: T201
-            return 130
-        except Exception as error:  # noqa: BLE001  the outermost handler: every error becomes one line
-            _remove_empty(made)
-            if wants_traceback:
-                traceback.print_exc()
-            expected = isinstance(error, ValueError | OSError | ArithmeticError)
-            hydra_said = type(error).__module__.startswith(("hydra.", "omegaconf."))
-            kind = "" if expected or hydra_said or _is_memory(error) else f"{type(error).__name__}: "
-            print(f"error: {kind}{_one_line(error)}", file=sys.stderr)  # noqa: T201
-            return 1
+        OmegaConf.register_new_resolver("job_folder", _job_folder, replace=True)
+        sys.argv[1:], multirun = _preflight(words, schema, config_name, made)
+        decorate = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)
+        decorate(task if multirun else single)()
+        for error in failed:
+            raise error
+
+    return exit_code(start, words, made)
 
 
 def compose(words: list[str]) -> TrainConfig:
@@ -189,9 +162,9 @@ def compose(words: list[str]) -> TrainConfig:
     args = argparse.Namespace(config_dir=None, config_path=None, config_name=None)
     try:
         with _reading(args, "train"):
-            return check(_compose([_quoted(word) for word in words], "train")[0], TrainConfig)
+            return check(_compose([quoted(word) for word in words], "train")[0], TrainConfig)
     except Exception as error:
-        raise ValueError(_one_line(error)) from error
+        raise ValueError(one_line(error)) from error
 
 
 def words_of_job() -> list[str]:
@@ -206,7 +179,7 @@ def overridden(cfg: "DictConfig", keys: list[str]) -> dict[str, Any]:
     """Return the values in `cfg` of those `keys` that stand on the command line of this job."""
     from omegaconf import OmegaConf
 
-    given = map(_key, words_of_job())
+    given = map(key_of, words_of_job())
     return {key: OmegaConf.select(cfg, key) for key in given if key in keys}
 
 
@@ -229,11 +202,11 @@ def settle(cfg: "DictConfig") -> "DictConfig":
     if experiment is None:
         return cfg
     name = hydra.job.config_name
-    alone = compose(name, [f"experiment={_quote(experiment)}"], return_hydra_config=True)
-    own, choices = alone.hydra.runtime.choices, hydra.runtime.choices.items()
-    other = [group for group, choice in choices if group in cfg and own[group] != choice]
+    alone = compose(name, [f"experiment={quote(experiment)}"], return_hydra_config=True)
+    own, chosen = alone.hydra.runtime.choices, hydra.runtime.choices.items()
+    other = [group for group, choice in chosen if group in cfg and own[group] != choice]
     if other:
-        of_others = [_any_key(w) for w in words if _key(w).split("@")[0].split(".")[0] in other]
+        of_others = [_any_key(w) for w in words if key_of(w).split("@")[0].split(".")[0] in other]
         plain = compose(name, of_others)
         with open_dict(cfg):
             for group in other:
@@ -278,7 +251,7 @@ def _preflight(
         if args.help or args.hydra_help or args.cfg or args.info:
             cfg, _ = _compose(args.overrides, config_name)
             whole = args.cfg == "job" and not args.package
-            if whole and any(_key(word) == "experiment" for word in args.overrides):
+            if whole and any(key_of(word) == "experiment" for word in args.overrides):
                 check(cfg, schema)  # shown here: Hydra would show it as it was before `settle`
                 print(OmegaConf.to_yaml(cfg, resolve=args.resolve), end="")  # noqa: T201
                 raise SystemExit(0)
@@ -301,7 +274,7 @@ def _preflight(
     for config in checked:
         if isinstance(config, TrainConfig):
             _require_fit(config)
-    given, hydra_keys = {_key(word) for word in args.overrides}, composed[0][1]
+    given, hydra_keys = {key_of(word) for word in args.overrides}, composed[0][1]
     if isinstance(first, EvalConfig):
         if hydra_keys:
             raise ValueError(f"eval.py writes no folder and takes no {hydra_keys[0]}")
@@ -323,10 +296,10 @@ def _preflight(
         path = Path(first.resume).expanduser()
         folder = path if path.is_dir() else find_checkpoint(first.resume).parent
     if not args.multirun:
-        words_of = {_key(word): word.partition("=")[2].strip("'\"") for word in args.overrides}
+        words_of = {key_of(word): word.partition("=")[2].strip("'\"") for word in args.overrides}
         own: Path = Path(words_of.get("hydra.run.dir", folder))
         made += [path for path in (own, *own.parents) if not path.exists()]
-    fixed = [_quote(_key(o.get_key_element())) for o in overrides if not o.is_sweep_override()]
+    fixed = [quote(key_of(o.get_key_element())) for o in overrides if not o.is_sweep_override()]
     folders = {
         "hydra.run.dir": folder,
         "hydra.sweep.dir": folder.parent / f"{stamp}-{os.getpid()}-sweep",
@@ -334,7 +307,7 @@ def _preflight(
     }
     resumed = first.resume is not None  # where the run lies
     settings: list[str] = [
-        f"{key}={_quote(it)}" for key, it in folders.items() if resumed or key not in hydra_keys
+        f"{key}={quote(it)}" for key, it in folders.items() if resumed or key not in hydra_keys
     ]
     settings.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
     return [*settings, *command], args.multirun
@@ -390,7 +363,7 @@ def _compose(job: list[str], config_name: str) -> "tuple[DictConfig, list[str]]"
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
 
-    for key in map(_key, job):
+    for key in map(key_of, job):
         if re.match(r"hydra\b", key) and key not in HYDRA_KEYS:
             raise _hydra_error(key)
     cfg = compose(config_name, [_any_key(word) for word in job], return_hydra_config=True)
@@ -441,37 +414,16 @@ def _any_key(word: str) -> str:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    key = _key(word)
-    if not _is_group(key):
+    key = key_of(word)
+    if not is_group(key):
         return word if word[:1] in ("+", "~") else f"++{word}"
     if not key.startswith("hydra") and not word.startswith("~"):
         (override,) = OverridesParser.create().parse_overrides([word])
         value, group = override.value(), key.split("@")[0]
         if value is None or isinstance(value, int | float | list) or "${" in str(value):
-            raise ValueError(f"{key} must name a file of configs/{group}, got {value}: {_choices(group)}")
-    return word
-
-
-def _is_group(key: str) -> bool:
-    return key.startswith("hydra") or (key != "" and (CONFIGS / key.split("@")[0]).is_dir())
-
-
-def _key(word: str) -> str:
-    return word.split("=", 1)[0].lstrip("+~")
-
-
-def _quote(text: object) -> str:
-    escaped = str(text).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def _quoted(word: str) -> str:
-    """Quote a value that Hydra's grammar has no room for: a path to a run, a `~`, other than ASCII."""
-    key, equals, value = word.partition("=")
-    is_run = key in ("checkpoint", "resume") and value[:1] not in ("'", '"', "") and value != "null"
-    unusual = value.startswith("~") or not value.isascii()
-    if equals and (is_run or (unusual and not re.search(r"""['"\[\]{}(),]""", value))):
-        return f"{key}={_quote(value)}"
+            raise ValueError(
+                f"{key} must name a file of configs/{group}, got {value}: {shown_choices(group)}"
+            )
     return word
 
 
@@ -482,65 +434,3 @@ def _job_folder(number: int, overrides: str) -> str:
 
 def _refuse(message: str) -> typing.NoReturn:
     raise ValueError(f"{message} (overrides read key=value; see --help)")
-
-
-def _is_memory(error: BaseException) -> bool:
-    """Whether there was not enough memory; torch says so in several ways."""
-    kinds = ("MemoryError", "OutOfMemoryError")
-    return type(error).__name__ in kinds or "can't allocate memory" in str(error)
-
-
-def _one_line(error: BaseException) -> str:
-    """Make one line of a message, and help with the two mistakes that Hydra words at length."""
-    text = str(error).split("Config search path")[0]
-    if _is_memory(error):
-        text = f"out of memory: lower trainer.batch_size, encoding.steps or the network's size ({text})"
-    if missing := re.search(r"Could not find '(\w+)/(\w+)'", text):
-        group, word = missing.groups()
-        if choices := [file.stem for file in sorted((CONFIGS / group).glob("[!_]*.yaml"))]:
-            near = difflib.get_close_matches(word, choices, n=1, cutoff=0)[0]
-            return f"{group}={word} is no choice; did you mean {group}={near}? ({', '.join(choices)})"
-    if "LexerNoViableAlt" in text:
-        return f"cannot read {text.split()[1]}; a value with unusual signs is quoted: \"key='value'\""
-    if word := getattr(error, "override", None):  # Hydra cannot parse it
-        text = f"cannot read {str(word).removeprefix('++')!r}: {text.split('See https://hydra.cc')[0]}"
-    text = re.sub(r"\s*object_type=\S*", "", text.replace("'++", "'"))
-    return " ".join(text.split()) or type(error).__name__
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    """Remove the folders that a command made before it was refused, the deepest first."""
-    for path in folders:
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
-
-
-@contextmanager
-def _as_command(words: list[str]) -> Iterator[None]:
-    """Let Hydra read `words` as the command line and raise its errors instead of printing them."""
-    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [argv[0], *words], "1"
-    try:
-        yield
-    finally:
-        sys.argv = argv
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full_error
-
-
-@contextmanager
-def _console() -> Iterator[None]:
-    """Show this project's log on stdout, as plain lines."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a closed pipe ends no run
-    logger = logging.getLogger("snn")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)

@@ -9,11 +9,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from snn.config import CONFIGS, build, build_network, check, update
+from snn.config import build, build_network, check, update
 from snn.config import compose as compose_words
 from snn.layers import SpikeDropout, SRMConv2d
 from snn.neuron import GradParams, SRMParams
 from snn.schema import TrainConfig
+from snn.words import CONFIGS
 
 
 def composed(*words: str) -> TrainConfig:

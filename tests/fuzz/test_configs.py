@@ -8,8 +8,9 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from snn.config import CONFIGS, build, build_network, check, compose
+from snn.config import build, build_network, check, compose
 from snn.schema import TrainConfig
+from snn.words import CONFIGS
 
 WILD = "a key of any signs: a message may show it otherwise"
 FEW = settings(max_examples=settings.default.max_examples // 3)  # each composes twice

@@ -10,9 +10,10 @@ import pytest
 import torch
 import yaml
 
-from snn.config import CONFIGS, compose
+from snn.config import compose
 from snn.data.sources import Images
 from snn.run_folder import RunFolder
+from snn.words import CONFIGS
 
 NAMES = sorted(file.stem for file in (CONFIGS / "experiment").glob("*.yaml"))
 OWN = {"fashion_mnist_small", "moving_digits"}  # ours, not a published row
