@@ -21,11 +21,7 @@ from snn.ops.srm.shapes import in_memory, new_maps, pooled, require_threshold, u
 BLOCK = 1024  # neurons, unless a row of windows has more: their traces fit the first-level cache
 CHUNKS = 64  # of blocks, some empty if these are few; a chunk is what one thread scans at a time
 MOST_PLACES = 2**16  # that 16 bits tell apart
-SLACK = 8  # events that may be written beyond the last of a chunk
-
-# of each byte: the places of its ones, then of its zeros; and the number of its ones
-PLACES = np.array([sorted(range(8), key=lambda j: 1 - (byte >> j & 1)) for byte in range(256)], np.uint16)
-NUM_ONES = np.array([byte.bit_count() for byte in range(256)], np.uintp)
+SLACK = 1  # events that may be written beyond the last of a chunk
 
 
 def scan_forward(
@@ -191,19 +187,15 @@ def _slope(rise: Array, cap: Array) -> Array:
 
 
 @cpu_kernel
-def _find(flags: Array, length: int, place: Array) -> Any:
-    """Write the places of the ones among the first `length` flags, bytes of 0 or 1; return their number.
+def _find(flags: Array, place: Array) -> Any:
+    """Write the places of the ones among `flags`, 0 or 1; return their number.
 
-    Up to 8 entries of `place` beyond are overwritten.
+    Without a branch: each place is written, and stays if its flag is 1; so one entry beyond is overwritten.
     """
-    words = flags.view(np.uint64)
     n = np.uintp(0)
-    for word in range((length + 7) // 8):
-        byte = (words[word] * np.uint64(0x0102040810204080)) >> np.uint64(56)  # bit j is flag j
-        base = np.uint32(8 * word)
-        for j in range(8):
-            place[n + np.uintp(j)] = PLACES[byte, np.uintp(j)] + base
-        n += NUM_ONES[byte]
+    for i in range(len(flags)):
+        place[n] = i
+        n += np.uintp(flags[i])
     return np.int64(n)
 
 
@@ -227,59 +219,61 @@ def _forward_blocks(
     zero, one = current.dtype.type(0), current.dtype.type(1)
     steps, size, width, area = out.shape[0], len(threshold), len(windows), len(shares) - 1
     per_sample = (size + width - 1) // width
-    traces = np.empty((5, width), current.dtype)
-    m, s, r = traces[0], traces[1], traces[2]
-    flags = np.zeros((width + 7) // 8 * 8, np.uint8)
+    traces = np.empty((6, width), current.dtype)
+    m, s, r, u_last, rise_u, rise_r = traces[0], traces[1], traces[2], traces[3], traces[4], traces[5]
+    flags = np.empty(width, np.uint8)
+    share, fired_share = np.empty(width, current.dtype), np.ones(width, current.dtype)
     n = 0
     for block in range(first, last):
         offset = block % per_sample * width
         low, neurons = block // per_sample * size + offset, min(width, size - offset)
         above = threshold[offset : offset + neurons]
-        traces[:] = zero
-        flags[neurons:] = 0
+        traces[:4] = zero
         for t in range(steps):
             incoming = current[t if len(current) > 1 else 0, low : low + neurons]
-            u, u_last = traces[3 + t % 2], traces[4 - t % 2]
             for i in range(neurons):
                 m_i = (m[i] + incoming[i]) * decay_m
                 s_i = (s[i] + incoming[i]) * decay_s
                 u_i = coef * (m_i - s_i)
-                m[i], s[i], u[i] = m_i, s_i, u_i
-                flags[i] = u_i >= above[i]
+                fires = u_i >= above[i]
+                rise_u[i] = u_i - u_last[i]
+                m[i] = zero if fires else m_i  # hard reset
+                s[i] = zero if fires else s_i
+                u_last[i] = zero if fires else u_i
+                flags[i] = fires
             if len(slope_t) > 0:
                 for i in range(neurons):
-                    r[i] = (r[i] + incoming[i]) * decay_grad
-            events = _find(flags, neurons, place[n:])
+                    r_i = (r[i] + incoming[i]) * decay_grad
+                    rise_r[i] = r_i
+                    r[i] = zero if flags[i] else r_i
+            events = _find(flags[:neurons], place[n:])
             fired = place[n : n + events]
             spikes = out[t, low // area : (low + neurons) // area]
-            for i in range(len(spikes)):
-                spikes[i] = zero
-            for k in range(events):
-                spikes[windows[fired[k]]] += one
-            if len(slope_w) > 0:
-                rise = slope_w[n : n + events]
-                for k in range(events):
-                    rise[k] = u[fired[k]] - u_last[fired[k]]
-                for k in range(events):
-                    rise[k] = _slope(rise[k], cap_weight)
-                if area > 1:  # the spikes of a window share its gradient
-                    for k in range(events):
-                        rise[k] *= shares[np.uint32(spikes[windows[fired[k]]])]
-            if len(slope_t) > 0:
-                rise = slope_t[n : n + events]
-                for k in range(events):
-                    rise[k] = r[fired[k]]
-                for k in range(events):
-                    rise[k] = _slope(rise[k], cap_time)
-                    r[fired[k]] = zero
-                if area > 1:
-                    for k in range(events):
-                        rise[k] *= shares[np.uint32(spikes[windows[fired[k]]])]
-            for k in range(events):
-                m[fired[k]] = s[fired[k]] = u[fired[k]] = zero  # hard reset
-            if area > 1:
+            if area == 1:
+                for i in range(neurons):
+                    spikes[i] = flags[i]
+            else:
                 for i in range(len(spikes)):
+                    spikes[i] = zero
+                for k in range(events):
+                    spikes[windows[fired[k]]] += one
+                for i in range(len(spikes)):  # the spikes of a window share its gradient
+                    share[i] = shares[np.uint32(spikes[i])]
                     spikes[i] *= shares[area]
+                for k in range(events):
+                    fired_share[k] = share[windows[fired[k]]]
+            if len(slope_w) > 0:
+                slope = slope_w[n : n + events]
+                for k in range(events):
+                    slope[k] = rise_u[fired[k]]
+                for k in range(events):
+                    slope[k] = _slope(slope[k], cap_weight) * fired_share[k]
+            if len(slope_t) > 0:
+                slope = slope_t[n : n + events]
+                for k in range(events):
+                    slope[k] = rise_r[fired[k]]
+                for k in range(events):
+                    slope[k] = _slope(slope[k], cap_time) * fired_share[k]
             n += events
             stop[block * steps + t] = n
     return n
