@@ -370,11 +370,17 @@ def _backward_blocks(
             here = block * steps + t
             incoming = grad_out[t, low // area : (low + neurons) // area]
             begin, end = stop[here - 1] if here > first * steps else 0, stop[here]
-            if len(grad_w) > 0:
+            if len(grad_w) > 0 and len(grad_t) > 0:
+                for k in range(begin, end):
+                    i = place[k]
+                    signal = incoming[windows[i]]
+                    carry_m[i] = carry_s[i] = signal * slope_w[k]
+                    carry_t[i] = -(signal * slope_t[k])
+            elif len(grad_w) > 0:
                 for k in range(begin, end):
                     i = place[k]
                     carry_m[i] = carry_s[i] = incoming[windows[i]] * slope_w[k]
-            if len(grad_t) > 0:
+            else:
                 for k in range(begin, end):
                     i = place[k]
                     carry_t[i] = -(incoming[windows[i]] * slope_t[k])
