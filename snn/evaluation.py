@@ -56,21 +56,28 @@ def evaluate(
 
     Returns:
         `loss`, `accuracy`, `undecided`, `spikes_per_image` of all SRM layers over T steps, and
-        `spike_rate/<layer>` of each.
+        `spike_rate/<layer>` of each; of output that is spikes also `silent_classes`, the number of output
+        neurons that fired for no sample.
     """
     training = network.training
     network.eval()
-    tally = Tally(device)
+    tally, fired = Tally(device), None
     try:
         with SpikeMonitor(network) as monitor:
             for images, labels, index in loader.batches(0):
                 images, labels, index = images.to(device), labels.to(device), index.to(device)
                 output = network(encode(images, index, 0))
                 tally.add(loss_fn(output, labels), output, labels)
+                if output.dim() == 3:
+                    here = (output != 0).flatten(0, 1).any(dim=0)
+                    fired = here if fired is None else fired | here
                 between()
     finally:
         network.train(training)
-    return {**tally.means(), "spikes_per_image": monitor.spikes() / tally.samples, **named_rates(monitor)}
+    result = {**tally.means(), "spikes_per_image": monitor.spikes() / tally.samples}
+    if fired is not None:
+        result["silent_classes"] = float((~fired).sum())
+    return result | named_rates(monitor)
 
 
 def named_rates(monitor: SpikeMonitor) -> dict[str, float]:

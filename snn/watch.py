@@ -1,4 +1,4 @@
-"""Layers that learn nothing, and a gradient that gets lost, are said; training goes on."""
+"""Layers and classes that learn nothing, and a gradient that gets lost, are said; training goes on."""
 
 import logging
 
@@ -7,7 +7,8 @@ from torch import nn
 
 from snn.data import Loader
 from snn.evaluation import RATE, Encode, Loss
-from snn.monitor import kept_time_gradient
+from snn.monitor import kept_time_gradient, named_srm_layers
+from snn.neuron import GradParams
 
 log = logging.getLogger(__name__)
 
@@ -19,10 +20,16 @@ LAW_SAYS = (
     "handing on %s of its time gradient, by the sum law 1: raise surrogate.cap_time, or set "
     "trainer.precision=fp32"
 )
+LOST_SAYS = (
+    "%d of the output neurons fired for no sample, so that their classes learn nothing: set "
+    "head.target_rise=0.05, or lower optimizer.lr"
+)
 
 
 class Watch:
-    """Warns of layers that are dead, saturated, or lose time gradient; again only when others are.
+    """Warns of layers that are dead, saturated, or lose time gradient, and of classes that are lost.
+
+    It does so again only when there are others.
 
     Args:
         network: Whose layers.
@@ -38,6 +45,9 @@ class Watch:
         self.network, self.encode, self.loss_fn = network, encode, loss_fn
         self.loader, self.device = loader, device
         self._warned: dict[str, list[str]] = {}
+        layers = named_srm_layers(network).values()
+        self._time_based = any(isinstance(layer.grad, GradParams) for layer in layers)
+        self._lost = 0
 
     def __call__(self, evaluation: dict[str, float]) -> None:
         """Look at the spike rates of an evaluation, and at the sum law."""
@@ -46,6 +56,8 @@ class Watch:
         images, labels, index = (part.to(self.device) for part in batch)
         x = self.encode(images, index, 0)
         kept = kept_time_gradient(self.network, x, lambda output: self.loss_fn(output, labels))
+        if self._time_based:  # any other gradient reaches a neuron that is silent
+            self._say_lost(int(evaluation.get("silent_classes", 0)))
         self._say(SILENT_SAYS, {name: rate for name, rate in rates.items() if rate == 0})
         self._say(SATURATED_SAYS, {name: rate for name, rate in rates.items() if rate > SATURATED})
         self._say(LAW_SAYS, {n: share for n, share in kept.items() if not abs(share - 1) <= TOLERANCE})
@@ -55,3 +67,8 @@ class Watch:
             figures = ", ".join(f"{figure:.3g}" for figure in layers.values())
             log.warning(f"warning: layer %s is {what}", ", ".join(layers), figures)
         self._warned[what] = list(layers)
+
+    def _say_lost(self, classes: int) -> None:
+        if classes not in (0, self._lost):
+            log.warning(f"warning: {LOST_SAYS}", classes)
+        self._lost = classes

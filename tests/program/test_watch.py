@@ -22,9 +22,19 @@ def test_hazard_19_a_dead_network_is_visible(program, head):
     (row,) = rows(run)
     assert row["val/spike_rate/0_16C3"] == 0 == row["train/spike_rate/4_128"]
     assert all(math.isfinite(v) for v in row.values())
+    lost = ended.out.count("warning: 4 of the output neurons fired for no sample")
+    assert lost == (1 if head else 0)
     if head:
+        assert row["val/silent_classes"] == 4
         assert row["val/undecided"] == 1 and row["val/accuracy"] == 0, "undecided, not class 0"
         assert summary(run)["test/undecided"] == 1
+
+
+def test_lost_classes_are_said_once_and_not_where_the_gradient_reaches_them(program):
+    words = (*SMALL, "head=spiking", "loss=count", "neuron.threshold=1000", "calibrate.spikes=null")
+    said = "of the output neurons fired for no sample"
+    assert program.train(*words, "hydra.run.dir=time").out.count(said) == 1
+    assert said not in program.train(*words, "surrogate=atan", "hydra.run.dir=atan").out
 
 
 def poison(monkeypatch, first_bad_call: int) -> None:
