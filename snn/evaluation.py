@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snn.data import Loader
@@ -56,27 +57,28 @@ def evaluate(
 
     Returns:
         `loss`, `accuracy`, `undecided`, `spikes_per_image` of all SRM layers over T steps, and
-        `spike_rate/<layer>` of each; of output that is spikes also `silent_classes`, the number of output
-        neurons that fired for no sample.
+        `spike_rate/<layer>` of each; of output that is spikes also `silent_classes`, the number of classes
+        whose output neuron was silent for most of the class's own samples.
     """
     training = network.training
     network.eval()
-    tally, fired = Tally(device), None
+    tally, balance = Tally(device), None
     try:
         with SpikeMonitor(network) as monitor:
             for images, labels, index in loader.batches(0):
                 images, labels, index = images.to(device), labels.to(device), index.to(device)
                 output = network(encode(images, index, 0))
                 tally.add(loss_fn(output, labels), output, labels)
-                if output.dim() == 3:
-                    here = (output != 0).flatten(0, 1).any(dim=0)
-                    fired = here if fired is None else fired | here
+                if output.dim() == 3:  # of each class: samples that its neuron fired for, less the others
+                    own, fired = F.one_hot(labels, output.shape[2]).bool(), (output != 0).any(dim=0)
+                    here = (own & fired).sum(dim=0) - (own & ~fired).sum(dim=0)
+                    balance = here if balance is None else balance + here
                 between()
     finally:
         network.train(training)
     result = {**tally.means(), "spikes_per_image": monitor.spikes() / tally.samples}
-    if fired is not None:
-        result["silent_classes"] = float((~fired).sum())
+    if balance is not None:
+        result["silent_classes"] = float((balance < 0).sum())
     return result | named_rates(monitor)
 
 

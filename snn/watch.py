@@ -21,8 +21,8 @@ LAW_SAYS = (
     "trainer.precision=fp32"
 )
 LOST_SAYS = (
-    "%d of the output neurons fired for no sample, so that their classes learn nothing: set "
-    "head.target_rise=0.05, or lower optimizer.lr"
+    "warning: %d classes have an output neuron that is silent for most of their samples, which then teach it "
+    "nothing: set head.target_rise=0.05, or lower optimizer.lr"
 )
 
 
@@ -69,6 +69,6 @@ class Watch:
         self._warned[what] = list(layers)
 
     def _say_lost(self, classes: int) -> None:
-        if classes not in (0, self._lost):
-            log.warning(f"warning: {LOST_SAYS}", classes)
+        if classes and not self._lost:
+            log.warning(LOST_SAYS, classes)
         self._lost = classes

@@ -112,19 +112,20 @@ def test_rates_are_sample_weighted_over_a_short_last_batch():
     assert result["spike_rate/0"] == pytest.approx(0.8)
 
 
-def test_an_output_neuron_counts_as_silent_if_it_fires_for_no_sample_of_any_batch():
-    layer = SRMLinear(1, 4, SRMParams(), GradParams())
-    layer.weight.data = torch.tensor([[10.0], [-10.0], [0.0], [-10.0]])
-    inputs = [[1.0, 1.0], [0.0, 1.0], [-1.0, 0.0]]  # the last batch alone wakes neurons 1 and 3
-    given = [(torch.tensor(x).view(1, 2, 1), torch.zeros(2).long(), torch.zeros(2)) for x in inputs]
-    loader = Fixed(given)
-    result = [
-        evaluate(layer, plain, lambda output, labels: output.sum() * 0, Fixed(part), CPU)["silent_classes"]
-        for part in (given[:2], given, given[2:])
-    ]
-    assert result == [3.0, 1.0, 2.0]
-    logits = evaluate(nn.Flatten(0, 1), plain, lambda output, labels: output.sum() * 0, loader, CPU)
-    assert "silent_classes" not in logits
+def test_a_class_is_silent_if_its_output_neuron_is_for_most_of_its_samples():
+    layer = SRMLinear(1, 3, SRMParams(), GradParams())
+    layer.weight.data = torch.tensor([[10.0], [-10.0], [10.0]])  # neurons 0 and 2 fire for 1, neuron 1 for -1
+
+    def result(network, inputs, labels):
+        given = zip(torch.tensor(inputs).split(2), torch.tensor(labels).split(2), strict=True)
+        loader = Fixed([(x.view(1, -1, 1), y, y) for x, y in given])
+        return evaluate(network, plain, lambda output, labels: output.sum() * 0, loader, CPU)
+
+    inputs = [1.0, 1.0, 1.0, 1.0, -1.0]
+    assert result(layer, inputs, [0, 1, 1, 1, 1])["silent_classes"] == 1  # class 1, for 3 of 4
+    assert result(layer, inputs, [0, 1, 0, 2, 1])["silent_classes"] == 0  # class 1 fires for 1 of 2
+    assert result(layer, inputs, [1, 1, 0, 0, 0])["silent_classes"] == 1  # class 1, for both
+    assert "silent_classes" not in result(nn.Sequential(layer, nn.Flatten(0, 1)), inputs, [0, 1, 0, 2, 1])
 
 
 def test_accumulated_batches_are_one_large_batch(tmp_path):
