@@ -64,6 +64,8 @@ def prepare(cfg: "DictConfig", folder: "RunFolder") -> "tuple[TrainConfig, dict[
     if config.resume == AUTO:
         checkpoint = newest_checkpoint(folder.checkpoints)
         if checkpoint is None:
+            if folder.summary.exists() and (there := folder.config()) is not None:
+                require_same(asdict(config), there, folder.path)
             return replace(config, resume=None), None
         require_same(asdict(config), checkpoint["config"], folder.path)
         changes = {key: flat(asdict(config))[key] for key in RESUME_KEYS}

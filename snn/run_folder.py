@@ -57,6 +57,21 @@ class RunFolder:
         if file := self.run_in_it():
             raise ValueError(f"{self.path} holds a run already ({file.name}); resume=PATH continues one")
 
+    def config(self) -> dict[str, Any] | None:
+        """Return the resolved config of the run in the folder; None if there is none.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        path = self.path / "config.yaml"
+        try:
+            config: dict[str, Any] = yaml.safe_load(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+        return config
+
     def run_in_it(self) -> Path | None:
         """Return a file that tells that the folder holds a run, or None."""
         files = (self.metrics, *self.checkpoints, self.summary)

@@ -21,6 +21,8 @@ from snn.signals import ignore_all
 
 log = logging.getLogger(__name__)
 
+MOST_WORKERS = 256  # processes that make batches
+
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, index
 
 
@@ -222,6 +224,8 @@ def check_settings(
     ):
         if value < least:
             raise ValueError(f"{key} must be >= {least}, got {value}")
+    if num_workers > MOST_WORKERS:
+        raise ValueError(f"data.num_workers must be at most {MOST_WORKERS}, got {num_workers}")
     if (mean is None) != (std is None):
         raise ValueError(f"data.mean and data.std must be given both or neither, got {mean} and {std}")
     for key, values in (("data.mean", mean or []), ("data.std", std or [])):

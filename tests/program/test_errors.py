@@ -458,6 +458,14 @@ def paused(it):
     it.run()
 
 
+@row("resume-auto-finished-other-settings")
+def finished_and_thinned_out(it):
+    run = it.run()
+    (run / "summary.json").write_text("{}")
+    for path in run.glob("*.ckpt"):
+        path.unlink()
+
+
 @row("resume-in-use")
 def in_use(it):
     it.run()
