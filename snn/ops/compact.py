@@ -83,30 +83,34 @@ def _chunks(length: int) -> tuple[int, Tensor]:
 @parallel_kernel
 def _count(x: Array, size: int, count: Array) -> None:
     for chunk in prange(len(count)):
+        low = chunk * size
+        piece = x[low : low + size]
         ones = 0
-        for i in range(chunk * size, min((chunk + 1) * size, len(x))):
-            ones += x[i] != 0
+        for i in range(len(piece)):
+            ones += piece[i] != 0
         count[chunk] = ones
 
 
 @cpu_kernel
 def _pack_chunk(x: Array, bits: Array, values: Array) -> None:
-    kept = np.empty(PIECE + 1, x.dtype)
+    kept, flags = np.empty(PIECE + 1, x.dtype), np.empty(PIECE, np.uint8)
+    words = flags.view(np.uint64)
     n = 0
     for low in range(0, len(x), PIECE):
-        piece = x[low : low + PIECE]
-        m = 0
+        piece, here = x[low : low + PIECE], bits[low // 8 :]
+        flags[len(piece) :] = 0
+        for i in range(len(piece)):
+            flags[i] = piece[i] != 0
+        m = np.uintp(0)
         for i in range(len(piece)):  # no branch: each value is written, and stays if it is not 0
             kept[m] = piece[i]
-            m += piece[i] != 0
-        for k in range(m):
-            values[n + k] = kept[k]
-        n += m
+            m += np.uintp(flags[i])
+        to = values[n : n + np.int64(m)]
+        for k in range(len(to)):
+            to[k] = kept[k]
+        n += len(to)
         for byte in range((len(piece) + 7) // 8):
-            word = np.uint8(0)
-            for j in range(min(8, len(piece) - 8 * byte)):
-                word |= np.uint8(piece[8 * byte + j] != 0) << np.uint8(j)
-            bits[low // 8 + byte] = word
+            here[byte] = (words[byte] * np.uint64(0x0102040810204080)) >> np.uint64(56)  # bit j is flag j
 
 
 @parallel_kernel
@@ -118,18 +122,20 @@ def _pack(x: Array, size: int, base: Array, bits: Array, values: Array) -> None:
 
 @cpu_kernel
 def _restore_chunk(bits: Array, values: Array, x: Array) -> None:
-    place = np.empty(PIECE + 1, np.int16)
+    place = np.empty(PIECE + 1, np.uint16)
     n = 0
     for low in range(0, len(x), PIECE):
-        piece = x[low : low + PIECE]
-        m = 0
+        piece, flags = x[low : low + PIECE], bits[low // 8 :]
+        m = np.uintp(0)
         for i in range(len(piece)):
             piece[i] = 0
+        for i in range(len(piece)):
             place[m] = i
-            m += (bits[(low + i) >> 3] >> (i & 7)) & 1
-        for k in range(m):
-            piece[place[k]] = values[n + k]
-        n += m
+            m += np.uintp((flags[np.uintp(i) >> np.uintp(3)] >> np.uint8(i & 7)) & np.uint8(1))
+        kept = values[n : n + np.int64(m)]
+        for k in range(len(kept)):
+            piece[place[k]] = kept[k]
+        n += len(kept)
 
 
 @parallel_kernel

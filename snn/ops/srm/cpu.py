@@ -312,6 +312,13 @@ def _forward(
         )
 
 
+@cpu_kernel
+def _copy(events: Array, to: Array) -> None:
+    """Copy; from slices, since no vector code is made of an index that may count from the end."""
+    for k in range(len(events)):
+        to[k] = events[k]
+
+
 @parallel_kernel
 def _move(
     begin: Array,
@@ -326,15 +333,12 @@ def _move(
 ) -> None:
     """Close the gaps between the chunks' events."""
     for chunk in prange(len(count)):
-        here, there = begin[chunk], base[chunk]
-        for k in range(count[chunk]):
-            to_place[there + k] = place[here + k]
+        here, there, length = begin[chunk], base[chunk], count[chunk]
+        _copy(place[here : here + length], to_place[there:])
         if len(slope_w) > 0:
-            for k in range(count[chunk]):
-                to_slope_w[there + k] = slope_w[here + k]
+            _copy(slope_w[here : here + length], to_slope_w[there:])
         if len(slope_t) > 0:
-            for k in range(count[chunk]):
-                to_slope_t[there + k] = slope_t[here + k]
+            _copy(slope_t[here : here + length], to_slope_t[there:])
 
 
 @cpu_kernel
@@ -370,20 +374,24 @@ def _backward_blocks(
             here = block * steps + t
             incoming = grad_out[t, low // area : (low + neurons) // area]
             begin, end = stop[here - 1] if here > first * steps else 0, stop[here]
+            fired = place[begin:end]
             if len(grad_w) > 0 and len(grad_t) > 0:
-                for k in range(begin, end):
-                    i = place[k]
+                by_w, by_t = slope_w[begin:end], slope_t[begin:end]
+                for k in range(len(fired)):
+                    i = fired[k]
                     signal = incoming[windows[i]]
-                    carry_m[i] = carry_s[i] = signal * slope_w[k]
-                    carry_t[i] = -(signal * slope_t[k])
+                    carry_m[i] = carry_s[i] = signal * by_w[k]
+                    carry_t[i] = -(signal * by_t[k])
             elif len(grad_w) > 0:
-                for k in range(begin, end):
-                    i = place[k]
-                    carry_m[i] = carry_s[i] = incoming[windows[i]] * slope_w[k]
+                by_w = slope_w[begin:end]
+                for k in range(len(fired)):
+                    i = fired[k]
+                    carry_m[i] = carry_s[i] = incoming[windows[i]] * by_w[k]
             else:
-                for k in range(begin, end):
-                    i = place[k]
-                    carry_t[i] = -(incoming[windows[i]] * slope_t[k])
+                by_t = slope_t[begin:end]
+                for k in range(len(fired)):
+                    i = fired[k]
+                    carry_t[i] = -(incoming[windows[i]] * by_t[k])
             if len(grad_w) > 0:
                 to_w = grad_w[min(t, len(grad_w) - 1), low : low + neurons]
                 if len(grad_w) == steps:
