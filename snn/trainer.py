@@ -148,7 +148,7 @@ class Trainer:
         self.optimizer, self.scheduler = optimizer, scheduler
         self.accumulate, self.clip_norm, self.clamp_weights = accumulate, clip_norm, clamp_weights
         self.skip_nonfinite = skip_nonfinite
-        self.watch = Watch(network, encode, loss_fn, data.train, device)
+        self.watch = Watch(network, encode, loss_fn, data.train, device, taught=teach is not None)
         # on what, how long, and where it is written
         self.data, self.epochs, self.stop_after, self.device = data, epochs, stop_after, device
         self.folder, self.config, self.test_each_epoch = folder, config, test_each_epoch

@@ -21,8 +21,8 @@ LAW_SAYS = (
     "trainer.precision=fp32"
 )
 LOST_SAYS = (
-    "warning: %d classes have an output neuron that is silent for most of their samples, which then teach it "
-    "nothing: set head.target_rise=0.05, or lower optimizer.lr"
+    "warning: output neurons that are silent for most samples of their own class, and learn nothing from "
+    "them: %d; set head.target_rise=0.05, or lower optimizer.lr"
 )
 
 
@@ -37,16 +37,24 @@ class Watch:
         loss_fn: `(output, labels)` to a scalar.
         loader: Its first samples show what becomes of the time gradient.
         device: Where the network runs.
+        taught: Whether silent output neurons are given target spikes in training.
     """
 
     def __init__(
-        self, network: nn.Module, encode: Encode, loss_fn: Loss, loader: Loader, device: torch.device
+        self,
+        network: nn.Module,
+        encode: Encode,
+        loss_fn: Loss,
+        loader: Loader,
+        device: torch.device,
+        *,
+        taught: bool,
     ) -> None:
         self.network, self.encode, self.loss_fn = network, encode, loss_fn
         self.loader, self.device = loader, device
         self._warned: dict[str, list[str]] = {}
-        layers = named_srm_layers(network).values()
-        self._time_based = any(isinstance(layer.grad, GradParams) for layer in layers)
+        time_based = any(isinstance(layer.grad, GradParams) for layer in named_srm_layers(network).values())
+        self._silent_learn = taught or not time_based  # any other gradient reaches a silent neuron
         self._lost = 0
 
     def __call__(self, evaluation: dict[str, float]) -> None:
@@ -56,7 +64,7 @@ class Watch:
         images, labels, index = (part.to(self.device) for part in batch)
         x = self.encode(images, index, 0)
         kept = kept_time_gradient(self.network, x, lambda output: self.loss_fn(output, labels))
-        if self._time_based:  # any other gradient reaches a neuron that is silent
+        if not self._silent_learn:
             self._say_lost(int(evaluation.get("silent_classes", 0)))
         self._say(SILENT_SAYS, {name: rate for name, rate in rates.items() if rate == 0})
         self._say(SATURATED_SAYS, {name: rate for name, rate in rates.items() if rate > SATURATED})
