@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from snn.config import build, build_network, check, overridden, run, settle, update, words_of_job
 from snn.schema import AUTO, RESUME_KEYS, TrainConfig, flat, require_same
+from snn.words import key_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -64,8 +65,9 @@ def prepare(cfg: "DictConfig", folder: "RunFolder") -> "tuple[TrainConfig, dict[
     if config.resume == AUTO:
         checkpoint = newest_checkpoint(folder.checkpoints)
         if checkpoint is None:
-            if folder.summary.exists() and (there := folder.config()) is not None:
-                require_same(asdict(config), there, folder.path)
+            if folder.summary.exists():
+                given = map(key_of, words_of_job())
+                require_same(asdict(config), folder.config(), folder.path, set(given))
             return replace(config, resume=None), None
         require_same(asdict(config), checkpoint["config"], folder.path)
         changes = {key: flat(asdict(config))[key] for key in RESUME_KEYS}

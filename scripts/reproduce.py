@@ -25,17 +25,18 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import report  # noqa: E402
 
+from snn import schema  # noqa: E402
 from snn.config import compose  # noqa: E402
 from snn.device import pick_device  # noqa: E402
 from snn.origin import now  # noqa: E402
-from snn.schema import AUTO, RESUME_KEYS, TrainConfig, flat  # noqa: E402
+from snn.run_folder import RunFolder  # noqa: E402
+from snn.schema import AUTO, TrainConfig  # noqa: E402
 
 TRAIN = ROOT / "train.py"
 EXPERIMENTS = ROOT / "configs" / "experiment"
@@ -183,18 +184,11 @@ def require_same(run: Run) -> None:
     """
     if not (run.has("summary.json") or run.has("last.ckpt")):
         return
+    there, given = RunFolder(run.folder).config(), {key(word) for word in run.words}
     try:
-        there = flat(yaml.safe_load((run.folder / "config.yaml").read_text()))
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(
-            f"{run.folder / 'config.yaml'} is damaged: {' '.join(str(error).split())}"
-        ) from error
-    wanted = flat(asdict(run.config))
-    compared = there.keys() | (wanted.keys() & {key(word) for word in run.words})
-    for name in sorted(compared - set(RESUME_KEYS)):
-        if there.get(name) != wanted.get(name):
-            values = f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} now"
-            raise ValueError(f"{run.folder} holds a run with other settings: {values}; take another --out")
+        schema.require_same(asdict(run.config), there, run.folder, given)
+    except ValueError as error:
+        raise ValueError(f"{error}; take another --out") from error
 
 
 def run_all(runs: list[Run], options: argparse.Namespace) -> int:
@@ -220,8 +214,10 @@ def run_all(runs: list[Run], options: argparse.Namespace) -> int:
     finally:
         for child in running:
             child.process.terminate()
-        for child in running:
+        for child in running:  # each of them, before a word to a reader who may be gone
             conclude_stopped(child)
+        for child in running:
+            tell(child.run)
 
 
 def start(run: Run, jobs: int) -> Child:
@@ -261,7 +257,6 @@ def conclude_stopped(child: Child) -> None:
     child.process.wait()
     child.stderr.close()
     (child.run.folder / "error.txt").unlink(missing_ok=True)  # ended at its start: no failure
-    tell(child.run)
 
 
 def tell(run: Run) -> None:
@@ -276,9 +271,11 @@ if __name__ == "__main__":
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
             signal.signal(number, signal.default_int_handler)
     try:
-        sys.exit(main())
+        code = main()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit("error: interrupted")
     except BrokenPipeError:  # whoever read the output is gone, as `head` after its lines
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)

@@ -1,6 +1,6 @@
 """From the words a user types to a checked config and a started job: check(), build(), run().
 
-Hydra and OmegaConf stop here and in the two scripts: the rest sees plain Python and built objects.
+Hydra and OmegaConf are imported here and in the two scripts: the rest sees plain Python and built objects.
 """
 
 import argparse

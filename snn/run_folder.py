@@ -57,19 +57,20 @@ class RunFolder:
         if file := self.run_in_it():
             raise ValueError(f"{self.path} holds a run already ({file.name}); resume=PATH continues one")
 
-    def config(self) -> dict[str, Any] | None:
-        """Return the resolved config of the run in the folder; None if there is none.
+    def config(self) -> dict[str, Any]:
+        """Return the resolved config of the run in the folder.
 
         Raises:
             ValueError: It cannot be read.
+            OSError: There is none.
         """
         path = self.path / "config.yaml"
         try:
-            config: dict[str, Any] = yaml.safe_load(path.read_text())
-        except FileNotFoundError:
-            return None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            config = yaml.safe_load(path.read_text())
+        except (yaml.YAMLError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+        if not isinstance(config, dict):
+            raise ValueError(f"{path} is damaged: it must hold keys and values")
         return config
 
     def run_in_it(self) -> Path | None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,10 +140,21 @@ def flat(node: Any, path: str = "") -> dict[str, Any]:
     }
 
 
-def require_same(here: dict[str, Any], there: dict[str, Any], folder: object) -> None:
-    """Raise ValueError if the config `here` would compute something else than that of the run in `folder`."""
+def require_same(
+    here: dict[str, Any], there: dict[str, Any], folder: object, given: Collection[str] | None = None
+) -> None:
+    """Raise ValueError if the config `here` would compute something else than that of the run in `folder`.
+
+    Args:
+        here: The config at hand.
+        there: The config of the run.
+        folder: Of the run, for the message.
+        given: Of the keys that `there` lacks, those that count: a run of an earlier version lacks younger
+            ones. None = all.
+    """
     ours, theirs = flat(here), flat(there)
-    for key in sorted((ours.keys() | theirs.keys()) - {*RESUME_KEYS, "resume"}):
+    keys = ours.keys() | theirs.keys() if given is None else theirs.keys() | (ours.keys() & set(given))
+    for key in sorted(keys - {*RESUME_KEYS, "resume"}):
         if ours.get(key) != theirs.get(key):
             values = f"{key} is {theirs.get(key)!r} there, {ours.get(key)!r} here"
             raise ValueError(f"{folder} holds a run with other settings: {values}")

@@ -437,6 +437,8 @@ class Trainer:
             "samples_per_second": samples / self.seconds["training"],
             "parameters": sum(p.numel() for p in self.network.parameters() if p.requires_grad),
         }
+        if "silent_classes" in test:
+            summary["test/silent_classes"] = test["silent_classes"]
         if self.best_on_test is not None:
             summary["test/best_accuracy"] = self.best_on_test
         self.folder.log_scalars(_under("test", test), self.step)

@@ -29,7 +29,7 @@ LOST_SAYS = (
 class Watch:
     """Warns of layers that are dead, saturated, or lose time gradient, and of classes that are lost.
 
-    It does so again only when there are others.
+    It does so again only when the layers are others, or the classes more.
 
     Args:
         network: Whose layers.
@@ -77,6 +77,6 @@ class Watch:
         self._warned[what] = list(layers)
 
     def _say_lost(self, classes: int) -> None:
-        if classes and not self._lost:
+        if classes > self._lost:
             log.warning(LOST_SAYS, classes)
-        self._lost = classes
+            self._lost = classes

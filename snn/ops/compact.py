@@ -93,7 +93,7 @@ def _count(x: Array, size: int, count: Array) -> None:
 
 @cpu_kernel
 def _pack_chunk(x: Array, bits: Array, values: Array) -> None:
-    kept, flags = np.empty(PIECE + 1, x.dtype), np.empty(PIECE, np.uint8)
+    kept, flags = np.empty(PIECE, x.dtype), np.empty(PIECE, np.uint8)
     words = flags.view(np.uint64)
     n = 0
     for low in range(0, len(x), PIECE):
@@ -122,7 +122,7 @@ def _pack(x: Array, size: int, base: Array, bits: Array, values: Array) -> None:
 
 @cpu_kernel
 def _restore_chunk(bits: Array, values: Array, x: Array) -> None:
-    place = np.empty(PIECE + 1, np.uint16)
+    place = np.empty(PIECE, np.uint16)
     n = 0
     for low in range(0, len(x), PIECE):
         piece, flags = x[low : low + PIECE], bits[low // 8 :]

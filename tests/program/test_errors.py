@@ -466,6 +466,12 @@ def finished_and_thinned_out(it):
         path.unlink()
 
 
+@row("resume-auto-finished-damaged-config")
+def finished_with_a_damaged_config(it):
+    finished_and_thinned_out(it)
+    (it.folder / "run" / "config.yaml").write_text("- 1")
+
+
 @row("resume-in-use")
 def in_use(it):
     it.run()

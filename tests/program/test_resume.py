@@ -291,6 +291,10 @@ def test_auto_starts_goes_on_and_lets_a_finished_run_be(program):
     before = files(run)
     ended = program.train(*words)
     assert ended.code == 0 and "run is finished: nothing to resume" in ended.out and files(run) == before
+    for path in run.glob("*.ckpt"):
+        path.unlink()
+    ended = program.train(*words)
+    assert ended.code == 0 and "run is finished: nothing to resume" in ended.out, "its config is at hand"
     assert yaml.safe_load((run / "config.yaml").read_text())["resume"] is None
     starts = [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
     assert [(start["epoch"], start["step"]) for start in starts] == [(0, 0), (1, 4), (2, 8)]

@@ -2,13 +2,18 @@
 
 import json
 import math
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import snn.data.sources as sources
 from snn.data import Loader
+from snn.layers import SRMLinear
 from snn.losses import CrossEntropy
+from snn.neuron import GradParams, SRMParams
+from snn.watch import Watch
 from tests.program.conftest import SMALL, files, rows, summary
 
 
@@ -36,6 +41,19 @@ def test_lost_classes_are_said_once_and_only_where_silent_neurons_learn_nothing(
     ended = program.train(*SMALL, *dead, *words, "hydra.run.dir=run")
     said = ended.out.count("warning: output neurons that are silent for most samples of their own class")
     assert ended.code == 0 and said == (0 if words else 1)
+
+
+def test_lost_classes_are_said_again_when_there_are_more(caplog):
+    layer = SRMLinear(1, 3, SRMParams(), GradParams())
+    loader = SimpleNamespace(
+        batch_size=1, first=lambda n: (torch.ones(1, 1, 1), torch.zeros(1), torch.zeros(1))
+    )
+    cpu = torch.device("cpu")
+    watch = Watch(layer, lambda x, i, e: x, lambda output, labels: output.sum(), loader, cpu, taught=False)
+    for classes in (1, 1, 3, 0, 2, 0, 4):
+        watch({"silent_classes": classes})
+    said = [int(re.search(r"from them: (\d)", record.getMessage())[1]) for record in caplog.records]
+    assert said == [1, 3, 4]
 
 
 def poison(monkeypatch, first_bad_call: int) -> None:

@@ -310,7 +310,7 @@ def test_a_run_of_other_settings_is_not_touched(call):
     assert call(NAME, "--epochs", "2").code == 0
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     ended = call(NAME, "--epochs", "3", "--seeds", "1", "0")
-    said = f"error: out/runs/{NAME}/s0 holds a run with other settings: trainer.epochs is 2 there and 3 now; "
+    said = f"error: out/runs/{NAME}/s0 holds a run with other settings: trainer.epochs is 2 there, 3 here; "
     assert ended.code == 1 and ended.err == said + "take another --out\n"
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 
@@ -476,3 +476,22 @@ def test_what_is_committed_of_results():
     if found.returncode == 128:
         pytest.skip("no git repository")
     assert found.stdout.splitlines() == ignored
+
+
+def test_a_reader_that_is_gone_ends_it_quietly(tmp_path):
+    """As `| head` does; the output is written when Python ends, unless it is told to write at once."""
+    words = [str(ROOT / "scripts" / "reproduce.py"), NAME, "--out", "out", "--table"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, *words],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+    assert (tmp_path / "out" / "results.md").exists()

@@ -18,10 +18,9 @@ from torch import Tensor
 from snn.ops.cpu_kernel import Array, cpu_kernel, launch, parallel_kernel
 from snn.ops.srm.shapes import in_memory, new_maps, pooled, require_threshold, unpooled
 
-BLOCK = 1024  # neurons, unless a row of windows has more: their traces fit the first-level cache
+BLOCK = 1024  # neurons, unless a row of windows has more: their traces stay in the nearest caches
 CHUNKS = 64  # of blocks, some empty if these are few; a chunk is what one thread scans at a time
 MOST_PLACES = 2**16  # that 16 bits tell apart
-SLACK = 1  # events that may be written beyond the last of a chunk
 
 
 def scan_forward(
@@ -114,7 +113,7 @@ def new_tape(
     """
     width, blocks = layout(current.shape[1:], pool)
     if num_events is None:
-        num_events = blocks * width * steps + SLACK * CHUNKS
+        num_events = blocks * width * steps
     return [
         current.new_zeros(CHUNKS, dtype=torch.int64),
         current.new_zeros(blocks * steps, dtype=torch.int32),
@@ -145,7 +144,7 @@ def layout(neurons: Sequence[int], pool: Sequence[int]) -> tuple[int, int]:
 def _begin(blocks: int, room: int) -> Array:
     """Return where the events of each chunk begin, and end, if each block has `room` for its own."""
     chunk = np.arange(CHUNKS + 1)
-    return chunk * blocks // CHUNKS * room + SLACK * chunk
+    return chunk * blocks // CHUNKS * room
 
 
 @functools.lru_cache(maxsize=256)
@@ -190,7 +189,8 @@ def _slope(rise: Array, cap: Array) -> Array:
 def _find(flags: Array, place: Array) -> Any:
     """Write the places of the ones among `flags`, 0 or 1; return their number.
 
-    Without a branch: each place is written, and stays if its flag is 1; so one entry beyond is overwritten.
+    Without a branch: each place is written, and stays if its flag is 1; so entries beyond the last are
+    overwritten, but no more than there are flags.
     """
     n = np.uintp(0)
     for i in range(len(flags)):
@@ -387,7 +387,7 @@ def _backward_blocks(
                 for k in range(len(fired)):
                     i = fired[k]
                     carry_m[i] = carry_s[i] = incoming[windows[i]] * by_w[k]
-            else:
+            elif len(grad_t) > 0:
                 by_t = slope_t[begin:end]
                 for k in range(len(fired)):
                     i = fired[k]
