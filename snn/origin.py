@@ -63,8 +63,11 @@ def now() -> str:
 
 
 def _git(*words: str) -> str | None:
-    """Return what git says of the code; None if there is no git, or it is no repository of git."""
-    command = ["git", "-C", str(ROOT), *words]
+    """Return what git says of the code; None if there is no git, or it is no repository of git.
+
+    Git must not write meanwhile: a run that is killed would leave a locked index behind.
+    """
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
     try:
         done = subprocess.run(command, capture_output=True, timeout=GIT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

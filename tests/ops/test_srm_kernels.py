@@ -259,10 +259,10 @@ def test_opcheck(trim, needs_t):
     constants = scan._constants(SRMParams(), GradParams())
     current = torch.randn(5 if needs_t else 1, 3, 6, 4, 4) * 2
     forward = (current, torch.ones(6), 5, (2, 2), constants, True, needs_t, trim)
-    opcheck(torch.ops.snn.srm_forward.default, forward)
-    out, *tape = torch.ops.snn.srm_forward(*forward)
+    opcheck(torch.ops.snn.scan_forward.default, forward)
+    out, *tape = torch.ops.snn.scan_forward(*forward)
     backward = (torch.randn_like(out), tape, (2, 2), constants, len(current), 5 if needs_t else 0)
-    opcheck(torch.ops.snn.srm_backward.default, backward)
+    opcheck(torch.ops.snn.scan_backward.default, backward)
 
 
 def test_other_devices_are_refused():

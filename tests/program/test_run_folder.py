@@ -190,7 +190,10 @@ def test_the_diff_of_the_code_holds_what_changed_and_what_is_new(tmp_path, monke
     assert "commit" not in snn.origin.origin(cpu) and snn.origin.code_diff() == ""
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
+    os.utime(tmp_path / "snn" / "a.py", (1, 1))  # what makes git refresh its index, if it may
+    index = (tmp_path / ".git" / "index").read_bytes()
     assert snn.origin.origin(cpu)["changed"] is False and snn.origin.code_diff() == ""
+    assert (tmp_path / ".git" / "index").read_bytes() == index, "read, not written"
     (tmp_path / "snn" / "a.py").write_text("changed\n")
     (tmp_path / "snn" / "b.py").write_text("added\n")
     (tmp_path / "notes.txt").write_text("not code\n")

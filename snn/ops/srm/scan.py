@@ -46,7 +46,9 @@ def scan_forward(
     """
     trim = not torch.compiler.is_compiling()
     constants = _constants(neuron, grad)
-    out, *tape = torch.ops.snn.srm_forward(current, threshold, steps, pool, constants, needs_w, needs_t, trim)
+    out, *tape = torch.ops.snn.scan_forward(
+        current, threshold, steps, pool, constants, needs_w, needs_t, trim
+    )
     return out, tape
 
 
@@ -77,7 +79,7 @@ def scan_backward(
         `grad_w`, `[rows_w, N, C, H, W]`, and `grad_t`, `[rows_t, N, C, H, W]`.
     """
     constants = _constants(neuron, grad)
-    grad_w, grad_t = torch.ops.snn.srm_backward(grad_out, list(tape), pool, constants, rows_w, rows_t)
+    grad_w, grad_t = torch.ops.snn.scan_backward(grad_out, list(tape), pool, constants, rows_w, rows_t)
     return grad_w, grad_t
 
 
@@ -133,18 +135,19 @@ def _fake_backward(
 
 
 # defined by hand: torch.library.custom_op costs a small layer as much time as its scan
+# a change of the sizes below needs new names: torch keeps compiled graphs on disk, and knows the ops by these
 _library = torch.library.Library("snn", "FRAGMENT")
 _library.define(
-    "srm_forward(Tensor current, Tensor threshold, SymInt steps, int[2] pool, float[] constants, "
+    "scan_forward(Tensor current, Tensor threshold, SymInt steps, int[2] pool, float[] constants, "
     "bool needs_w, bool needs_t, bool trim) -> Tensor[]"
 )
 _library.define(
-    "srm_backward(Tensor grad_out, Tensor[] tape, int[2] pool, float[] constants, "
+    "scan_backward(Tensor grad_out, Tensor[] tape, int[2] pool, float[] constants, "
     "SymInt rows_w, SymInt rows_t) -> Tensor[]"
 )
 for _name, _cpu, _cuda, _fake in (
-    ("srm_forward", cpu.scan_forward, _cuda_forward, _fake_forward),
-    ("srm_backward", cpu.scan_backward, _cuda_backward, _fake_backward),
+    ("scan_forward", cpu.scan_forward, _cuda_forward, _fake_forward),
+    ("scan_backward", cpu.scan_backward, _cuda_backward, _fake_backward),
 ):
     _library.impl(_name, _cpu, "CPU")
     _library.impl(_name, _cuda, "CUDA")
