@@ -26,13 +26,15 @@ def origin(device: torch.device) -> dict[str, Any]:
     facts = {"date": now(), **machine(device, *PACKAGES)}
     commit = _git("rev-parse", "HEAD")
     if commit is not None:
-        facts |= {"commit": commit.strip(), "changed": bool(_git("status", "--porcelain", "--", *CODE))}
+        facts |= {"commit": commit.strip(), "changed": _is_changed()}
     return facts
 
 
 def code_diff() -> str:
     """Return how the code differs from its commit, new files included; "" if it does not, or without git."""
-    changes = _git("diff", "HEAD", "--", *CODE) or ""
+    if not _is_changed():
+        return ""
+    changes = _git("-c", "diff.autoRefreshIndex=false", "diff", "HEAD", "--", *CODE) or ""
     for name in (_git("ls-files", "--others", "--exclude-standard", "--", *CODE) or "").splitlines():
         changes += _git("diff", "--no-index", "--", os.devnull, name) or ""
     return changes
@@ -60,6 +62,10 @@ def machine(device: torch.device, *packages: str) -> dict[str, Any]:
 def now() -> str:
     """Return date and time."""
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _is_changed() -> bool:
+    return bool(_git("status", "--porcelain", "--", *CODE))
 
 
 def _git(*words: str) -> str | None:

@@ -198,6 +198,7 @@ def test_the_diff_of_the_code_holds_what_changed_and_what_is_new(tmp_path, monke
     (tmp_path / "snn" / "b.py").write_text("added\n")
     (tmp_path / "notes.txt").write_text("not code\n")
     diff = snn.origin.code_diff()
+    assert (tmp_path / ".git" / "index").read_bytes() == index
     assert "+changed" in diff and "-old" in diff and "+added" in diff and "notes" not in diff
     facts = snn.origin.origin(cpu)
     assert facts["changed"] is True and len(facts["commit"]) == 40
