@@ -85,10 +85,9 @@ def main() -> int:
 def keep_memory() -> None:
     """Let malloc give no memory back to the system, where it is glibc's; else do nothing.
 
-    Blocks of 32 MiB, the most it can keep, and more are still mapped anew each time.
-
     A training that has run for a while takes its memory from what it freed before. A step that is timed next
     to other things would have new pages mapped, or not, by what those have freed: up to half of its time.
+    Blocks of 32 MiB and more, which malloc never keeps, are still mapped anew each time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -37,6 +37,7 @@ from snn.device import pick_device  # noqa: E402
 from snn.origin import now  # noqa: E402
 from snn.run_folder import RunFolder  # noqa: E402
 from snn.schema import AUTO, TrainConfig  # noqa: E402
+from snn.words import key_of  # noqa: E402
 
 TRAIN = ROOT / "train.py"
 EXPERIMENTS = ROOT / "configs" / "experiment"
@@ -143,7 +144,7 @@ def make_row(label: str, options: argparse.Namespace) -> Row:
     common = [*options.set]
     common += [] if options.epochs is None else [f"trainer.epochs={options.epochs}"]
     common += [] if options.device is None else [f"device={options.device}"]
-    overrides = {key(word): word for word in [*common, *own]}
+    overrides = {key_of(word): word for word in [*common, *own]}
     for name, word in overrides.items():
         if name in OWN_KEYS or name.startswith("hydra"):
             raise ValueError(f"{word} cannot be set in a row: reproduce.py sets {name}")
@@ -156,11 +157,6 @@ def make_row(label: str, options: argparse.Namespace) -> Row:
 def split(label: str) -> list[str]:
     """Split `name+key=value+key=value`; a `+` within a value (crop4+flip) or before a new key stays."""
     return re.split(r"(?<!\+)\+(?=\+*[\w./@]+=)", label)
-
-
-def key(word: str) -> str:
-    """Return the key of `key=value`."""
-    return word.split("=", 1)[0].lstrip("+~")
 
 
 def published(text: str) -> list[str]:
@@ -184,7 +180,7 @@ def require_same(run: Run) -> None:
     """
     if not (run.has("summary.json") or run.has("last.ckpt")):
         return
-    there, given = RunFolder(run.folder).config(), {key(word) for word in run.words}
+    there, given = RunFolder(run.folder).config(), {key_of(word) for word in run.words}
     try:
         schema.require_same(asdict(run.config), there, run.folder, given)
     except ValueError as error:
