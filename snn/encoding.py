@@ -5,6 +5,7 @@ An encoding is called as `encode(images, index, epoch)`: images `[N, C, H, W]` (
 `[T, N, C, H, W]`, and raises ValueError for the other kind.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -46,7 +47,9 @@ class Direct:
     def __call__(self, images: Tensor, index: Tensor, epoch: int) -> Tensor:
         """See the module; the T steps share memory."""
         _require_images(images, "direct")
-        mean, std = (images.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
+        assert self.mean is not None and self.std is not None
+        mean = _per_channel(tuple(self.mean), images.dtype, images.device)
+        std = _per_channel(tuple(self.std), images.dtype, images.device)
         return ((images - mean) / std).expand(self.steps, *images.shape)
 
 
@@ -137,6 +140,12 @@ class Frames:
         if self.cap is not None:
             frames = frames.clamp(max=self.cap)
         return frames.transpose(0, 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return `[C, 1, 1]`, made once: on a GPU it would hold up every batch."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
 
 def _require_images(images: Tensor, name: str) -> None:

@@ -46,13 +46,14 @@ class SRMLayer(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """Return the weight the synapse uses: standardized, or as it is."""
+        weight = self.weight
         if not self.weight_standardization:
-            return self.weight
-        flat = self.weight.flatten(1)
+            return weight
         # each output channel is a group of its own; group_norm takes the biased variance
-        bessel = (flat.shape[1] - 1) / flat.shape[1]
+        channels, *fan_in = weight.shape
+        bessel = 1 - 1 / math.prod(fan_in)
         gain, eps = self.gain * math.sqrt(bessel), STANDARDIZATION_EPS * bessel
-        return F.group_norm(flat[None], len(flat), gain, self.bias, eps).view_as(self.weight)
+        return F.group_norm(weight.unsqueeze(0), channels, gain, self.bias, eps).squeeze(0)
 
 
 class SRMConv2d(SRMLayer):

@@ -11,7 +11,7 @@ from snn.ops.cpu_kernel import Array, cpu_kernel, launch, parallel_kernel
 
 DTYPES = (torch.float32, torch.float64)
 DENSE = 0.15  # share of non-zero values from which packing is not worth its time
-SAMPLE = 4096  # values that are looked at before all are counted
+SAMPLE = 512  # values that are looked at before all are counted
 CHUNKS = 64  # at most; a chunk is what one thread packs at a time
 PIECE = 1024  # values of a chunk that are packed or restored at once, in cache
 
@@ -23,24 +23,39 @@ def compact(x: Tensor) -> list[Tensor]:
     float32 and float64 is returned as it is; so is any under torch.compile, whose graphs want sizes that do
     not depend on data.
     """
-    if torch.compiler.is_compiling() or x.dtype not in DTYPES or x.numel() == 0 or not _is_dense(x):
+    if torch.compiler.is_compiling() or x.dtype not in DTYPES or x.numel() == 0:
         return [x]
-    flat = x.detach().as_strided((x.numel(),), (1,))  # in the order of memory
-    sample = flat[:: max(1, len(flat) // SAMPLE)]
-    if torch.count_nonzero(sample) > DENSE * len(sample):
-        return [x]
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)  # of its axes in memory
     if x.device.type != "cpu":
-        mask = flat != 0
-        return [pack_bits(mask), flat[mask]]
-    size, count = _chunks(len(flat))
+        return _compact_on_gpu(x, order)
+    lying = x.detach().numpy().transpose(order)
+    if not lying.flags.c_contiguous:
+        return [x]
+    flat = lying.reshape(-1)
+    sample = flat[:: flat.size // SAMPLE | 1]  # an odd stride meets all channels
+    if np.count_nonzero(sample) > DENSE * sample.size:
+        return [x]
+    size, count = _chunks(flat.size)
     launch(_count, flat, size, count)
     end = count.cumsum(0)
     total = int(end[-1])
-    if total > DENSE * len(flat):
+    if total > DENSE * flat.size:
         return [x]
-    bits, values = torch.empty((len(flat) + 7) // 8, dtype=torch.uint8), flat.new_empty(total)
+    bits, values = torch.empty((flat.size + 7) // 8, dtype=torch.uint8), x.new_empty(total)
     launch(_pack, flat, size, end - count, bits, values)
     return [bits, values, end - count]
+
+
+def _compact_on_gpu(x: Tensor, order: Sequence[int]) -> list[Tensor]:
+    lying = x.detach().permute(*order)
+    if not lying.is_contiguous():
+        return [x]
+    flat = lying.view(-1)
+    sample = flat[:: len(flat) // SAMPLE | 1]
+    if torch.count_nonzero(sample) > DENSE * len(sample):
+        return [x]
+    mask = flat != 0
+    return [pack_bits(mask), flat[mask]]
 
 
 def restore(parts: Sequence[Tensor], shape: Sequence[int], stride: Sequence[int]) -> Tensor:
@@ -55,11 +70,6 @@ def restore(parts: Sequence[Tensor], shape: Sequence[int], stride: Sequence[int]
     else:
         flat.zero_().masked_scatter_(unpack_bits(bits, len(flat)), values)
     return x
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Return whether `x` fills a piece of memory, each value once, in whatever order of its axes."""
-    return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
 def pack_bits(mask: Tensor) -> Tensor:

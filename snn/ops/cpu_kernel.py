@@ -19,6 +19,7 @@ MOST_PARTS = 8  # functions of which a kernel is made, each kept on its own
 Array = Any  # what a kernel sees of a tensor: a numpy array
 
 _one_at_a_time = threading.Lock()  # not every threading layer of numba bears two callers
+_told = threading.local()  # the number of threads that numba was last told to use, by the thread that told it
 
 
 def cpu_kernel(function: Callable[..., Any]) -> Any:
@@ -29,8 +30,8 @@ def cpu_kernel(function: Callable[..., Any]) -> Any:
     rounds as torch does.
 
     Args:
-        function: In numba's subset of Python; whatever it calls stands in the same file (the cache looks at
-            no other).
+        function: In numba's subset of Python. The cache looks at its file alone: whatever else it calls
+            stands there too, or stays as it is.
     """
     return _compile(function, parallel=False)
 
@@ -47,7 +48,7 @@ def _compile(function: Callable[..., Any], parallel: bool) -> Any:
         return numba.njit(parallel=parallel, error_model="numpy")(function)
 
 
-def launch(kernel: Any, *arguments: Any) -> None:
+def launch(kernel: Any, *arguments: Any) -> Any:
     """Call a kernel on CPU tensors (contiguous, detached; written in place), arrays and plain values.
 
     The time of a first call that had to compile is told in the log.
@@ -55,10 +56,12 @@ def launch(kernel: Any, *arguments: Any) -> None:
     arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in arguments]
     threads = torch.get_num_threads()
     with _one_at_a_time:
-        numba.set_num_threads(min(threads, MOST_THREADS))
+        if getattr(_told, "threads", None) != threads:
+            numba.set_num_threads(min(threads, MOST_THREADS))
+            _told.threads = threads
         known, start = len(kernel.overloads), time.perf_counter()
         try:
-            _call(kernel, arrays)
+            result = _call(kernel, arrays)
         except (EOFError, pickle.UnpicklingError) as error:
             place = kernel.stats.cache_path
             raise RuntimeError(
@@ -69,14 +72,14 @@ def launch(kernel: Any, *arguments: Any) -> None:
             log.info("compiled the CPU kernel %s in %.1f s", name, seconds)
     if torch.get_num_threads() != threads:  # numba starts its own through the OpenMP that both share
         torch.set_num_threads(threads)
+    return result
 
 
-def _call(kernel: Any, arrays: list[Any]) -> None:
+def _call(kernel: Any, arrays: list[Any]) -> Any:
     """Call a kernel; a disk too full to keep what is compiled ends nothing, since that is then in memory."""
     for _ in range(MOST_PARTS):
         try:
-            kernel(*arrays)
-            return
+            return kernel(*arrays)
         except OSError as error:
             log.warning("warning: compiled kernels cannot be kept on the disk: %s", error)
-    kernel(*arrays)
+    return kernel(*arrays)

@@ -6,9 +6,10 @@ by side in memory, made of whole rows of pooling windows.
 """
 
 import functools
+import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +17,23 @@ from numba import prange
 from torch import Tensor
 
 from snn.ops.cpu_kernel import Array, cpu_kernel, launch, parallel_kernel
-from snn.ops.srm.shapes import in_memory, new_maps, pooled, require_threshold, unpooled
+from snn.ops.keep import keep
+from snn.ops.srm.shapes import invalid_threshold, new_maps, pooled, unpooled
 
 BLOCK = 1024  # neurons, unless a row of windows has more: their traces stay in the nearest caches
 CHUNKS = 64  # of blocks, some empty if these are few; a chunk is what one thread scans at a time
 MOST_PLACES = 2**16  # that 16 bits tell apart
+
+
+class _Plan(NamedTuple):
+    """What the kernels know of a layer before it runs."""
+
+    width: int  # neurons of a block
+    blocks: int
+    begin: Array  # where the events of each chunk begin, and end, if there is room for every one
+    windows: Array  # of each place of a block: its window, counted from the block's first
+    constants: tuple[Array, ...]
+    summed: Array  # eps(1) + ... + eps(k) for k = 0 ... T
 
 
 def scan_forward(
@@ -34,47 +47,32 @@ def scan_forward(
     trim: bool,
 ) -> list[Tensor]:
     """See `snn/ops/srm/scan.py`."""
-    require_threshold(threshold)
-    above = threshold.numpy()
     neurons = current.shape[1:]
-    width, blocks = layout(neurons, pool)
+    plan = _plan(tuple(neurons), steps, tuple(pool), tuple(constants), current.dtype)
     out = new_maps(current, steps, pooled(neurons, pool))
-    begin = _begin(blocks, width * steps)
-    stop, count = torch.empty(blocks * steps, dtype=torch.int32), np.empty(CHUNKS, np.int64)
-    capacity, kinds = int(begin[-1]), (_place_dtype(width), current.dtype, current.dtype)
-    sizes = (capacity, capacity * needs_w, capacity * needs_t)
-    if trim:  # scan to where there is room for all, then move the events to memory of their own
-        events = [_workspace(*part) for part in zip(range(3), kinds, sizes, strict=True)]
-    else:
-        events = [torch.zeros(size, dtype=kind) for kind, size in zip(kinds, sizes, strict=True)]
-    launch(
+    valid, base, stop, place, *slopes = launch(
         _forward,
-        in_memory(current).flatten(1),
-        np.tile(above, neurons[2] * neurons[3]),
-        _constants(tuple(constants), current.dtype),
-        _windows(neurons[1], neurons[3], tuple(pool), width),
-        _shares(pool[0] * pool[1], current.dtype),
-        begin,
-        *(in_memory(out).flatten(1), count, stop, _unsigned(events[0]), *events[1:]),
+        _in_memory(current),
+        threshold.numpy(),
+        plan.constants,
+        plan.windows,
+        pool[0] * pool[1],
+        neurons[1] * neurons[2] * neurons[3],
+        plan.begin,
+        _in_memory(out),
+        np.empty(plan.blocks * steps, np.int32),
+        *_workspace(plan, needs_w, needs_t),
     )
+    if not valid:
+        raise invalid_threshold(threshold)
+    place = place.view(f"i{place.itemsize}")
+    events = [torch.from_numpy(part) for part in (place, *slopes)]
     if not trim:
-        return [out, torch.from_numpy(begin[:-1].copy()), stop, *events]
-    base, total = count.cumsum() - count, int(count.sum())
-    kept = [part.new_empty(total if len(part) else 0) for part in events]
-    launch(_move, begin, base, count, *events, *kept)
-    return [out, torch.from_numpy(base), stop, *kept]
-
-
-_memory = threading.local()
-
-
-def _workspace(part: int, dtype: torch.dtype, size: int) -> Tensor:
-    """Return memory that the thread keeps between calls: mapping new pages takes longer than filling them."""
-    kept: dict[Any, Tensor] = vars(_memory)
-    memory = kept.get((part, dtype))
-    if memory is None or len(memory) < size:
-        memory = kept[part, dtype] = torch.empty(size, dtype=dtype)
-    return memory[:size]
+        room = new_tape(current, steps, pool, needs_w, needs_t, None)[2:]
+        for part, kept in zip(events, room, strict=True):
+            kept[: len(part)] = part
+        events = room
+    return [out, torch.from_numpy(base), torch.from_numpy(stop), *events]
 
 
 def scan_backward(
@@ -86,19 +84,24 @@ def scan_backward(
     rows_t: int,
 ) -> list[Tensor]:
     """See `snn/ops/srm/scan.py`."""
-    neurons = unpooled(grad_out.shape[1:], pool)
-    width, _ = layout(neurons, pool)
-    grad_w, grad_t = (new_maps(grad_out, rows, neurons) for rows in (rows_w, rows_t))
-    base, stop, place, slope_w, slope_t = tape
+    neurons, steps = unpooled(grad_out.shape[1:], pool), grad_out.shape[0]
+    plan = _plan(neurons, steps, tuple(pool), tuple(constants), grad_out.dtype)
+    grad_w, grad_t = new_maps(grad_out, rows_w, neurons), new_maps(grad_out, rows_t, neurons)
+    base, stop, place, *slopes = [part.numpy() for part in tape]
     launch(
         _backward,
-        in_memory(grad_out).flatten(1),
-        _constants(tuple(constants), grad_out.dtype),
-        _windows(neurons[1], neurons[3], tuple(pool), width),
+        _in_memory(grad_out),
+        plan.constants,
+        plan.summed,
+        plan.windows,
         pool[0] * pool[1],
-        neurons[1] * neurons[2] * neurons[3],
-        *(base, stop, _unsigned(place), slope_w, slope_t),
-        *(in_memory(grad_w).flatten(1), in_memory(grad_t).flatten(1)),
+        math.prod(neurons[1:]),
+        base,
+        stop,
+        place.view(f"u{place.itemsize}"),
+        *slopes,
+        _in_memory(grad_w),
+        _in_memory(grad_t),
     )
     return [grad_w, grad_t]
 
@@ -117,15 +120,10 @@ def new_tape(
     return [
         current.new_zeros(CHUNKS, dtype=torch.int64),
         current.new_zeros(blocks * steps, dtype=torch.int32),
-        current.new_zeros(num_events, dtype=_place_dtype(width)),
+        current.new_zeros(num_events, dtype=torch.int16 if width <= MOST_PLACES else torch.int32),
         current.new_zeros(num_events if needs_w else 0),
         current.new_zeros(num_events if needs_t else 0),
     ]
-
-
-def _place_dtype(width: int) -> torch.dtype:
-    """Return what holds the places of a block: 16 bits, or 32 if a row of windows is very large."""
-    return torch.int16 if width <= MOST_PLACES else torch.int32
 
 
 def layout(neurons: Sequence[int], pool: Sequence[int]) -> tuple[int, int]:
@@ -141,39 +139,56 @@ def layout(neurons: Sequence[int], pool: Sequence[int]) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _begin(blocks: int, room: int) -> Array:
-    """Return where the events of each chunk begin, and end, if each block has `room` for its own."""
-    chunk = np.arange(CHUNKS + 1)
-    return chunk * blocks // CHUNKS * room
-
-
-@functools.lru_cache(maxsize=256)
-def _windows(channels: int, row: int, pool: tuple[int, ...], width: int) -> Array:
-    """Return the window of each place of a block, counted from the block's first."""
+def _plan(
+    neurons: tuple[int, ...],
+    steps: int,
+    pool: tuple[int, ...],
+    constants: tuple[float, ...],
+    dtype: torch.dtype,
+) -> _Plan:
+    width, blocks = layout(neurons, pool)
+    _, channels, _, row = neurons
     pixel, channel = np.divmod(np.arange(width), channels)
     y, x = np.divmod(pixel, row)
-    window = y // pool[0] * (row // pool[1]) + x // pool[1]
-    return (window * channels + channel).astype(np.uint16 if width <= MOST_PLACES else np.uint32)
+    window = (y // pool[0] * (row // pool[1]) + x // pool[1]) * channels + channel
+    kind: Any = np.float32 if dtype == torch.float32 else np.float64
+    decay_m, decay_s, coef = constants[:3]
+    lag = np.arange(steps + 1)
+    return _Plan(
+        width,
+        blocks,
+        np.arange(CHUNKS + 1) * blocks // CHUNKS * width * steps,
+        window.astype(np.uint16 if width <= MOST_PLACES else np.uint32),
+        tuple(kind(value) for value in constants),
+        np.cumsum((lag > 0) * coef * (decay_m**lag - decay_s**lag)).astype(kind),
+    )
 
 
-@functools.lru_cache(maxsize=256)
-def _shares(area: int, dtype: torch.dtype) -> Array:
-    """Return 1/n for n = 0 ... area, the share of each of n spikes of a window; 1 for n = 0."""
-    return np.array([1 / max(1, n) for n in range(area + 1)], _kind(dtype))
+def _in_memory(maps: Tensor) -> Array:
+    """Return `[T, N, C, H, W]` as `[T, N * H * W * C]`; a copy unless it is channels last in memory."""
+    array = maps.numpy().transpose(0, 1, 3, 4, 2)
+    if not array.flags.c_contiguous:
+        array = maps.permute(0, 1, 3, 4, 2).contiguous().numpy()
+    steps, samples, height, width, channels = array.shape
+    return array.reshape(steps, samples * height * width * channels)
 
 
-@functools.lru_cache(maxsize=256)
-def _constants(constants: tuple[float, ...], dtype: torch.dtype) -> tuple[Array, ...]:
-    return tuple(_kind(dtype)(value) for value in constants)
+_kept = threading.local()
 
 
-def _kind(dtype: torch.dtype) -> Any:
-    return np.float32 if dtype == torch.float32 else np.float64
+def _workspace(plan: _Plan, needs_w: bool, needs_t: bool) -> list[Array]:
+    """Return room for a place and two slopes of every neuron at every step: memory that the thread keeps.
 
-
-def _unsigned(place: Tensor) -> Array:
-    """Return places as unsigned: numba takes a signed index for one that may count from the end."""
-    return place.numpy().view(np.uint16 if place.dtype == torch.int16 else np.uint32)
+    Mapping new pages would take longer than filling them.
+    """
+    most, kind, places = int(plan.begin[-1]), plan.summed.dtype, plan.windows.dtype
+    sizes = [most * needs_w * kind.itemsize, most * needs_t * kind.itemsize, most * places.itemsize]
+    memory = getattr(_kept, "memory", None)
+    if memory is None or len(memory) < sum(sizes):
+        memory = _kept.memory = np.empty(sum(sizes), np.uint8)
+    slope_w, memory = memory[: sizes[0]], memory[sizes[0] :]
+    slope_t, memory = memory[: sizes[1]], memory[sizes[1] :]
+    return [memory[: sizes[2]].view(places), slope_w.view(kind), slope_t.view(kind)]
 
 
 @cpu_kernel
@@ -186,26 +201,13 @@ def _slope(rise: Array, cap: Array) -> Array:
 
 
 @cpu_kernel
-def _find(flags: Array, place: Array) -> Any:
-    """Write the places of the ones among `flags`, 0 or 1; return their number.
-
-    Without a branch: each place is written, and stays if its flag is 1; so entries beyond the last are
-    overwritten, but no more than there are flags.
-    """
-    n = np.uintp(0)
-    for i in range(len(flags)):
-        place[n] = i
-        n += np.uintp(flags[i])
-    return np.int64(n)
-
-
-@cpu_kernel
 def _forward_blocks(
     current: Array,
     threshold: Array,
     constants: tuple[Array, ...],
     windows: Array,
-    shares: Array,
+    area: int,
+    size: int,
     first: int,
     last: int,
     out: Array,
@@ -217,36 +219,42 @@ def _forward_blocks(
     """Scan the blocks `first ... last - 1` of neurons; return the number of their events."""
     decay_m, decay_s, coef, decay_grad, cap_weight, cap_time = constants
     zero, one = current.dtype.type(0), current.dtype.type(1)
-    steps, size, width, area = out.shape[0], len(threshold), len(windows), len(shares) - 1
+    whole = current.dtype.type(area)
+    steps, width, channels = len(out), len(windows), len(threshold)
     per_sample = (size + width - 1) // width
-    traces = np.empty((6, width), current.dtype)
-    m, s, r, u_last, rise_u, rise_r = traces[0], traces[1], traces[2], traces[3], traces[4], traces[5]
-    flags = np.empty(width, np.uint8)
+    above, channel = np.empty(width, current.dtype), -1
+    traces = np.empty((5, width), current.dtype)
+    m, s, r, rise_u, rise_r = traces[0], traces[1], traces[2], traces[3], traces[4]
+    flags, numbers = np.empty(width, np.uint8), np.arange(width).astype(place.dtype)
     share, fired_share = np.empty(width, current.dtype), np.ones(width, current.dtype)
     n = 0
     for block in range(first, last):
         offset = block % per_sample * width
         low, neurons = block // per_sample * size + offset, min(width, size - offset)
-        above = threshold[offset : offset + neurons]
-        traces[:4] = zero
+        if offset % channels != channel:  # of the block's first neuron
+            channel = c = offset % channels
+            for i in range(width):
+                above[i] = threshold[c]
+                c = c + 1 if c + 1 < channels else 0
+        traces[:3] = zero
         for t in range(steps):
             incoming = current[t if len(current) > 1 else 0, low : low + neurons]
             for i in range(neurons):
+                u_last = coef * (m[i] - s[i])
                 m_i = (m[i] + incoming[i]) * decay_m
                 s_i = (s[i] + incoming[i]) * decay_s
                 u_i = coef * (m_i - s_i)
                 fires = u_i >= above[i]
-                rise_u[i] = u_i - u_last[i]
+                rise_u[i] = u_i - u_last
                 m[i] = zero if fires else m_i  # hard reset
                 s[i] = zero if fires else s_i
-                u_last[i] = zero if fires else u_i
                 flags[i] = fires
             if len(slope_t) > 0:
                 for i in range(neurons):
                     r_i = (r[i] + incoming[i]) * decay_grad
                     rise_r[i] = r_i
                     r[i] = zero if flags[i] else r_i
-            events = _find(flags[:neurons], place[n:])
+            events = keep(flags[:neurons], numbers, place[n:])
             fired = place[n : n + events]
             spikes = out[t, low // area : (low + neurons) // area]
             if area == 1:
@@ -258,8 +266,8 @@ def _forward_blocks(
                 for k in range(events):
                     spikes[windows[fired[k]]] += one
                 for i in range(len(spikes)):  # the spikes of a window share its gradient
-                    share[i] = shares[np.uint32(spikes[i])]
-                    spikes[i] *= shares[area]
+                    share[i] = one / max(one, spikes[i])
+                    spikes[i] /= whole
                 for k in range(events):
                     fired_share[k] = share[windows[fired[k]]]
             if len(slope_w) > 0:
@@ -279,39 +287,6 @@ def _forward_blocks(
     return n
 
 
-@parallel_kernel
-def _forward(
-    current: Array,
-    threshold: Array,
-    constants: tuple[Array, ...],
-    windows: Array,
-    shares: Array,
-    begin: Array,
-    out: Array,
-    count: Array,
-    stop: Array,
-    place: Array,
-    slope_w: Array,
-    slope_t: Array,
-) -> None:
-    blocks = len(stop) // len(out)
-    for chunk in prange(CHUNKS):
-        count[chunk] = _forward_blocks(
-            current,
-            threshold,
-            constants,
-            windows,
-            shares,
-            chunk * blocks // CHUNKS,
-            (chunk + 1) * blocks // CHUNKS,
-            out,
-            stop,
-            place[begin[chunk] :],
-            slope_w[begin[chunk] :],
-            slope_t[begin[chunk] :],
-        )
-
-
 @cpu_kernel
 def _copy(events: Array, to: Array) -> None:
     """Copy; from slices, since no vector code is made of an index that may count from the end."""
@@ -320,25 +295,99 @@ def _copy(events: Array, to: Array) -> None:
 
 
 @parallel_kernel
-def _move(
+def _forward(
+    current: Array,
+    threshold: Array,
+    constants: tuple[Array, ...],
+    windows: Array,
+    area: int,
+    size: int,
     begin: Array,
-    base: Array,
-    count: Array,
+    out: Array,
+    stop: Array,
     place: Array,
     slope_w: Array,
     slope_t: Array,
-    to_place: Array,
-    to_slope_w: Array,
-    to_slope_t: Array,
-) -> None:
-    """Close the gaps between the chunks' events."""
-    for chunk in prange(len(count)):
+) -> tuple[Any, ...]:
+    """Scan to where there is room for all; then move the events to memory of their own, without gaps.
+
+    Returns whether every threshold is finite and > 0, and the tape.
+    """
+    blocks = len(stop) // len(out)
+    count = np.empty(CHUNKS, np.int64)
+    for chunk in prange(CHUNKS):
+        count[chunk] = _forward_blocks(
+            current,
+            threshold,
+            constants,
+            windows,
+            area,
+            size,
+            chunk * blocks // CHUNKS,
+            (chunk + 1) * blocks // CHUNKS,
+            out,
+            stop,
+            place[begin[chunk] :],
+            slope_w[begin[chunk] :],
+            slope_t[begin[chunk] :],
+        )
+    base, total = np.empty(CHUNKS, np.int64), 0
+    for chunk in range(CHUNKS):
+        base[chunk] = total
+        total += count[chunk]
+    to_place = np.empty(total, place.dtype)
+    to_slope_w = np.empty(total if len(slope_w) > 0 else 0, slope_w.dtype)
+    to_slope_t = np.empty(total if len(slope_t) > 0 else 0, slope_t.dtype)
+    for chunk in prange(CHUNKS):
         here, there, length = begin[chunk], base[chunk], count[chunk]
         _copy(place[here : here + length], to_place[there:])
         if len(slope_w) > 0:
             _copy(slope_w[here : here + length], to_slope_w[there:])
         if len(slope_t) > 0:
             _copy(slope_t[here : here + length], to_slope_t[there:])
+    valid = True
+    for i in range(len(threshold)):
+        valid &= 0 < threshold[i] < np.inf
+    return valid, base, stop, to_place, to_slope_w, to_slope_t
+
+
+@cpu_kernel
+def _sum_blocks(
+    grad_out: Array,
+    summed: Array,
+    windows: Array,
+    area: int,
+    size: int,
+    first: int,
+    last: int,
+    stop: Array,
+    place: Array,
+    slope_w: Array,
+    grad_w: Array,
+) -> None:
+    """Credit the events of the blocks `first ... last - 1` to the sum over the steps of the inputs.
+
+    An event that comes k steps after the one before it is credited eps(1) + ... + eps(k).
+    """
+    steps, width = len(grad_out), len(windows)
+    per_sample = (size + width - 1) // width
+    begin = 0
+    rested = np.empty(width, np.uint32)  # the step at which the neuron was last reset
+    for block in range(first, last):
+        offset = block % per_sample * width
+        low, neurons = block // per_sample * size + offset, min(width, size - offset)
+        to_w = grad_w[low : low + neurons]
+        to_w[:] = grad_w.dtype.type(0)
+        rested[:] = np.uint32(0)
+        for t in range(steps):
+            incoming = grad_out[t, low // area : (low + neurons) // area]
+            end = stop[block * steps + t]
+            fired, slope = place[begin:end], slope_w[begin:end]
+            for k in range(len(fired)):
+                i = fired[k]
+                to_w[i] += incoming[windows[i]] * slope[k] * summed[np.uint32(t + 1) - rested[i]]
+                rested[i] = t + 1
+            begin = end
 
 
 @cpu_kernel
@@ -368,8 +417,6 @@ def _backward_blocks(
         offset = block % per_sample * width
         low, neurons = block // per_sample * size + offset, min(width, size - offset)
         carries[:] = zero
-        if len(grad_w) < steps:
-            grad_w[:, low : low + neurons] = zero
         for t in range(steps - 1, -1, -1):
             here = block * steps + t
             incoming = grad_out[t, low // area : (low + neurons) // area]
@@ -393,17 +440,11 @@ def _backward_blocks(
                     i = fired[k]
                     carry_t[i] = -(incoming[windows[i]] * by_t[k])
             if len(grad_w) > 0:
-                to_w = grad_w[min(t, len(grad_w) - 1), low : low + neurons]
-                if len(grad_w) == steps:
-                    for i in range(neurons):
-                        carry_m[i] *= decay_m
-                        carry_s[i] *= decay_s
-                        to_w[i] = coef * (carry_m[i] - carry_s[i])
-                else:
-                    for i in range(neurons):
-                        carry_m[i] *= decay_m
-                        carry_s[i] *= decay_s
-                        to_w[i] += coef * (carry_m[i] - carry_s[i])
+                to_w = grad_w[t, low : low + neurons]
+                for i in range(neurons):
+                    carry_m[i] *= decay_m
+                    carry_s[i] *= decay_s
+                    to_w[i] = coef * (carry_m[i] - carry_s[i])
             if len(grad_t) > 0:
                 to_t = grad_t[t, low : low + neurons]
                 for i in range(neurons):
@@ -415,6 +456,7 @@ def _backward_blocks(
 def _backward(
     grad_out: Array,
     constants: tuple[Array, ...],
+    summed: Array,
     windows: Array,
     area: int,
     size: int,
@@ -426,20 +468,28 @@ def _backward(
     grad_w: Array,
     grad_t: Array,
 ) -> None:
-    blocks = len(stop) // len(grad_out)
+    steps = len(grad_out)
+    blocks = len(stop) // steps
+    each_w = grad_w if len(grad_w) == steps else grad_w[:0]
     for chunk in prange(CHUNKS):
-        _backward_blocks(
-            grad_out,
-            constants,
-            windows,
-            area,
-            size,
-            chunk * blocks // CHUNKS,
-            (chunk + 1) * blocks // CHUNKS,
-            stop,
-            place[base[chunk] :],
-            slope_w[base[chunk] :],
-            slope_t[base[chunk] :],
-            grad_w,
-            grad_t,
-        )
+        first, last = chunk * blocks // CHUNKS, (chunk + 1) * blocks // CHUNKS
+        events = place[base[chunk] :]
+        by_w, by_t = slope_w[base[chunk] :], slope_t[base[chunk] :]
+        if 0 < len(grad_w) < steps:
+            _sum_blocks(grad_out, summed, windows, area, size, first, last, stop, events, by_w, grad_w[0])
+        if len(each_w) > 0 or len(grad_t) > 0:
+            _backward_blocks(
+                grad_out,
+                constants,
+                windows,
+                area,
+                size,
+                first,
+                last,
+                stop,
+                events,
+                by_w,
+                by_t,
+                each_w,
+                grad_t,
+            )

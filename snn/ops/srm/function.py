@@ -34,23 +34,24 @@ class SRMConv2dFunc(Function):
         pool: Pair,
     ) -> Tensor:
         ctx.conv = (stride, padding, dilation, groups)
-        shown, dtype = shown_steps(x), _synapse_dtype(x)
-        current = convolve(shown, weight, ctx.conv, dtype).to(x.dtype)
-        return _scan(ctx, shown, weight, current, threshold, len(x), pool, neuron, grad)
+        shown, ctx.synapse_dtype = shown_steps(x), _synapse_dtype(x)
+        current = convolve(shown, weight, ctx.conv, ctx.synapse_dtype).to(x.dtype)
+        return _scan(ctx, shown, weight, current, threshold, x.shape[0], pool, neuron, grad)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         shown, weight, grad_w, grad_t = _signals(ctx, grad_out)
         grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            images = as_images(shown.expand(len(grad_t), *shown.shape[1:]), weight.dtype)
-            grad_x = _conv2d_backward(grad_t, images, weight, ctx.conv, (True, False, False))[0]
-            grad_x = _time_gradient(ctx, grad_x.unflatten(0, grad_t.shape[:2]), shown)
+        images = as_images(shown, weight.dtype)
         if ctx.needs_input_grad[1]:
-            images = as_images(shown, weight.dtype)
             grad_weight = _conv2d_backward(grad_w, images, weight, ctx.conv, (False, True, False))[1]
             grad_weight = grad_weight.to(shown.dtype)
+        if ctx.needs_input_grad[0]:
+            if shown.shape[0] < ctx.steps:
+                images = as_images(shown.expand(ctx.steps, *shown.shape[1:]), weight.dtype)
+            grad_x = _conv2d_backward(grad_t, images, weight, ctx.conv, (True, False, False))[0]
+            grad_x = _time_gradient(ctx, grad_x.unflatten(0, grad_t.shape[:2]), shown)
         return grad_x, grad_weight, None, None, None, None, None, None, None, None
 
 
@@ -62,8 +63,9 @@ class SRMLinearFunc(Function):
         ctx: Any, x: Tensor, weight: Tensor, threshold: Tensor, neuron: SRMParams, grad: GradParams
     ) -> Tensor:
         shown, dtype = shown_steps(x), _synapse_dtype(x)
+        ctx.synapse_dtype = dtype
         current = F.linear(shown.to(dtype), weight.to(dtype)).to(x.dtype)[..., None, None]
-        return _scan(ctx, shown, weight, current, threshold, len(x), (1, 1), neuron, grad).flatten(2)
+        return _scan(ctx, shown, weight, current, threshold, x.shape[0], (1, 1), neuron, grad).flatten(2)
 
     @staticmethod
     @once_differentiable
@@ -114,7 +116,7 @@ def _scan(
     out, tape = scan_forward(current, threshold, steps, pool, neuron, grad, needs_w=needs_w, needs_t=needs_t)
     ctx.steps, ctx.pool, ctx.neuron, ctx.grad = steps, pool, neuron, grad
     ctx.shape, ctx.stride = shown.shape, shown.stride()
-    ctx.synapse_dtype, ctx.tape_length = _synapse_dtype(shown), len(tape)
+    ctx.tape_length = len(tape)
     if needs_w or needs_t:
         ctx.save_for_backward(weight, *tape, *compact(shown))
     return out
@@ -129,7 +131,7 @@ def _signals(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     tape, parts = saved[: ctx.tape_length], saved[ctx.tape_length :]
     shown = restore(parts, ctx.shape, ctx.stride)
     needs_t, needs_w = ctx.needs_input_grad[:2]
-    rows_w, rows_t = len(shown) if needs_w else 0, ctx.steps if needs_t else 0
+    rows_w, rows_t = shown.shape[0] if needs_w else 0, ctx.steps if needs_t else 0
     signals = scan_backward(grad_out, tape, ctx.pool, ctx.neuron, ctx.grad, rows_w=rows_w, rows_t=rows_t)
     grad_w, grad_t = (signal.to(ctx.synapse_dtype) for signal in signals)
     return shown, as_kernels(weight, ctx.synapse_dtype), grad_w, grad_t

@@ -4,7 +4,7 @@ They compute what `reference.py` does, and two things more: the spikes may be av
 the same pass, and what backward needs is a *tape*, which the backward of the same device reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,11 +44,11 @@ def scan_forward(
         :func:`scan_backward`. A tape's size follows the number of spikes, except under torch.compile, whose
         graphs want sizes that do not depend on data.
     """
-    trim = not torch.compiler.is_compiling()
-    constants = _constants(neuron, grad)
-    out, *tape = torch.ops.snn.scan_forward(
-        current, threshold, steps, pool, constants, needs_w, needs_t, trim
-    )
+    arguments = (current, threshold, steps, pool, _constants(neuron, grad), needs_w, needs_t)
+    if torch.compiler.is_compiling():
+        out, *tape = torch.ops.snn.scan_forward(*arguments, False)
+    else:
+        out, *tape = _FORWARD[current.device.type](*arguments, True)
     return out, tape
 
 
@@ -78,8 +78,11 @@ def scan_backward(
     Returns:
         `grad_w`, `[rows_w, N, C, H, W]`, and `grad_t`, `[rows_t, N, C, H, W]`.
     """
-    constants = _constants(neuron, grad)
-    grad_w, grad_t = torch.ops.snn.scan_backward(grad_out, list(tape), pool, constants, rows_w, rows_t)
+    arguments = (grad_out, list(tape), pool, _constants(neuron, grad), rows_w, rows_t)
+    if torch.compiler.is_compiling():
+        grad_w, grad_t = torch.ops.snn.scan_backward(*arguments)
+    else:
+        grad_w, grad_t = _BACKWARD[grad_out.device.type](*arguments)
     return grad_w, grad_t
 
 
@@ -98,6 +101,11 @@ def _cuda_backward(*arguments: object) -> list[Tensor]:
     from snn.ops.srm import gpu
 
     return gpu.scan_backward(*arguments)  # type: ignore[arg-type]
+
+
+# outside of compiled graphs they are called by themselves: by torch's dispatcher a call takes 50 us more
+_FORWARD: dict[str, Callable[..., list[Tensor]]] = {"cpu": cpu.scan_forward, "cuda": _cuda_forward}
+_BACKWARD: dict[str, Callable[..., list[Tensor]]] = {"cpu": cpu.scan_backward, "cuda": _cuda_backward}
 
 
 def _fake_forward(
@@ -145,10 +153,10 @@ _library.define(
     "scan_backward(Tensor grad_out, Tensor[] tape, int[2] pool, float[] constants, "
     "SymInt rows_w, SymInt rows_t) -> Tensor[]"
 )
-for _name, _cpu, _cuda, _fake in (
-    ("scan_forward", cpu.scan_forward, _cuda_forward, _fake_forward),
-    ("scan_backward", cpu.scan_backward, _cuda_backward, _fake_backward),
+for _name, _kernels, _fake in (
+    ("scan_forward", _FORWARD, _fake_forward),
+    ("scan_backward", _BACKWARD, _fake_backward),
 ):
-    _library.impl(_name, _cpu, "CPU")
-    _library.impl(_name, _cuda, "CUDA")
+    for _device, _kernel in _kernels.items():
+        _library.impl(_name, _kernel, _device.upper())
     torch.library.register_fake(f"snn::{_name}", _fake, lib=_library)

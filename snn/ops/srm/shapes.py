@@ -27,7 +27,8 @@ def unpooled(windows: torch.Size, pool: Sequence[int]) -> tuple[int, int, int, i
 def new_maps(like: Tensor, steps: int, shape: tuple[int, int, int, int]) -> Tensor:
     """Return an empty tensor `[T, N, C, H, W]`, channels last, of the dtype and device of `like`."""
     samples, channels, height, width = shape
-    return like.new_empty((steps, samples, height, width, channels)).permute(0, 1, 4, 2, 3)
+    row, size = width * channels, height * width * channels
+    return like.new_empty_strided((steps, *shape), (samples * size, size, 1, row, channels))
 
 
 def in_memory(maps: Tensor) -> Tensor:
@@ -44,7 +45,7 @@ def as_images(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `[T, N, C, H, W]` as images `[T * N, C, H, W]`, channels last, as convolutions like them."""
     images = x.flatten(0, 1).to(dtype)
     if images.shape[1] == 1:  # both orders are the same memory; only the strides say which is meant
-        return images.contiguous().view(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
+        return images.contiguous().view(images.shape[0], *images.shape[2:], 1).permute(0, 3, 1, 2)
     return images.contiguous(memory_format=torch.channels_last)
 
 
@@ -73,8 +74,13 @@ def convolve(x: Tensor, weight: Tensor, conv: tuple[Any, ...], dtype: torch.dtyp
 
 def require_threshold(threshold: Tensor) -> None:
     """Raise ValueError unless every threshold is finite and > 0; for a CPU: it reads the values."""
-    low, high = float(threshold.min()), float(threshold.max())
-    if not 0 < low <= high < math.inf:
-        raise ValueError(
-            f"threshold must be finite and > 0 (a neuron would fire from rest), got {threshold.tolist()}"
-        )
+    low, high = torch.aminmax(threshold)
+    if not 0 < float(low) <= float(high) < math.inf:
+        raise invalid_threshold(threshold)
+
+
+def invalid_threshold(threshold: Tensor) -> ValueError:
+    """Return the error that says which rule a threshold breaks."""
+    return ValueError(
+        f"threshold must be finite and > 0 (a neuron would fire from rest), got {threshold.tolist()}"
+    )
