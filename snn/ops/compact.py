@@ -37,13 +37,12 @@ def compact(x: Tensor) -> list[Tensor]:
         return [x]
     size, count = _chunks(flat.size)
     launch(_count, flat, size, count)
-    end = count.cumsum(0)
-    total = int(end[-1])
-    if total > DENSE * flat.size:
+    end = count.cumsum()
+    if end[-1] > DENSE * flat.size:
         return [x]
-    bits, values = torch.empty((flat.size + 7) // 8, dtype=torch.uint8), x.new_empty(total)
+    bits, values = np.empty((flat.size + 7) // 8, np.uint8), np.empty(end[-1], flat.dtype)
     launch(_pack, flat, size, end - count, bits, values)
-    return [bits, values, end - count]
+    return [torch.from_numpy(part) for part in (bits, values, end - count)]
 
 
 def _compact_on_gpu(x: Tensor, order: Sequence[int]) -> list[Tensor]:
@@ -66,7 +65,8 @@ def restore(parts: Sequence[Tensor], shape: Sequence[int], stride: Sequence[int]
     x = torch.empty_strided(shape, stride, dtype=values.dtype, device=values.device)
     flat = x.as_strided((x.numel(),), (1,))
     if values.device.type == "cpu":
-        launch(_restore, bits, values, parts[2], _chunks(len(flat))[0], flat)
+        base = parts[2].numpy()
+        launch(_restore, bits.numpy(), values.numpy(), base, _chunks(len(flat))[0], flat.numpy())
     else:
         flat.zero_().masked_scatter_(unpack_bits(bits, len(flat)), values)
     return x
@@ -84,10 +84,10 @@ def unpack_bits(bits: Tensor, length: int) -> Tensor:
     return ones.view(-1)[:length].bool()
 
 
-def _chunks(length: int) -> tuple[int, Tensor]:
+def _chunks(length: int) -> tuple[int, Array]:
     """Return the length of a chunk, a multiple of 8, and an empty count for each."""
     size = max(PIECE, -(-length // (8 * CHUNKS)) * 8)
-    return size, torch.empty(-(-length // size), dtype=torch.int64)
+    return size, np.empty(-(-length // size), np.int64)
 
 
 @parallel_kernel

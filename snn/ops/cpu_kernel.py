@@ -9,7 +9,6 @@ from typing import Any
 
 import numba
 import torch
-from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +48,10 @@ def _compile(function: Callable[..., Any], parallel: bool) -> Any:
 
 
 def launch(kernel: Any, *arguments: Any) -> Any:
-    """Call a kernel on CPU tensors (contiguous, detached; written in place), arrays and plain values.
+    """Call a kernel on arrays, which it may write to, and plain values; return what it returns.
 
     The time of a first call that had to compile is told in the log.
     """
-    arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in arguments]
     threads = torch.get_num_threads()
     with _one_at_a_time:
         if getattr(_told, "threads", None) != threads:
@@ -61,7 +59,7 @@ def launch(kernel: Any, *arguments: Any) -> Any:
             _told.threads = threads
         known, start = len(kernel.overloads), time.perf_counter()
         try:
-            result = _call(kernel, arrays)
+            result = _call(kernel, arguments)
         except (EOFError, pickle.UnpicklingError) as error:
             place = kernel.stats.cache_path
             raise RuntimeError(
@@ -75,11 +73,11 @@ def launch(kernel: Any, *arguments: Any) -> Any:
     return result
 
 
-def _call(kernel: Any, arrays: list[Any]) -> Any:
+def _call(kernel: Any, arguments: tuple[Any, ...]) -> Any:
     """Call a kernel; a disk too full to keep what is compiled ends nothing, since that is then in memory."""
     for _ in range(MOST_PARTS):
         try:
-            return kernel(*arrays)
+            return kernel(*arguments)
         except OSError as error:
             log.warning("warning: compiled kernels cannot be kept on the disk: %s", error)
-    return kernel(*arrays)
+    return kernel(*arguments)

@@ -51,7 +51,7 @@ class SRMConv2dFunc(Function):
             if shown.shape[0] < ctx.steps:
                 images = as_images(shown.expand(ctx.steps, *shown.shape[1:]), weight.dtype)
             grad_x = _conv2d_backward(grad_t, images, weight, ctx.conv, (True, False, False))[0]
-            grad_x = _time_gradient(ctx, grad_x.unflatten(0, grad_t.shape[:2]), shown)
+            grad_x = _time_gradient(ctx, grad_x.view(ctx.steps, *shown.shape[1:]), shown)
         return grad_x, grad_weight, None, None, None, None, None, None, None, None
 
 

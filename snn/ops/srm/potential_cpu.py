@@ -21,11 +21,11 @@ def potential_forward(current: Tensor, threshold: Tensor, steps: int, taus: Sequ
     above = threshold.repeat(current.shape[3] * current.shape[4])
     launch(
         _forward,
-        in_memory(current),
-        above,
+        in_memory(current).numpy(),
+        above.numpy(),
         _constants(taus, current),
-        in_memory(spikes),
-        in_memory(potential),
+        in_memory(spikes).numpy(),
+        in_memory(potential).numpy(),
     )
     return [spikes, potential]
 
@@ -33,8 +33,8 @@ def potential_forward(current: Tensor, threshold: Tensor, steps: int, taus: Sequ
 def potential_backward(grad_u: Tensor, spikes: Tensor, taus: Sequence[float]) -> Tensor:
     """See `snn/ops/srm/surrogate.py`."""
     grad_current = new_maps(spikes, len(spikes), tuple(spikes.shape[1:]))  # type: ignore[arg-type]
-    constants = _constants(taus, spikes)
-    launch(_backward, in_memory(grad_u), in_memory(spikes), constants, in_memory(grad_current))
+    arrays = [in_memory(maps).numpy() for maps in (grad_u, spikes, grad_current)]
+    launch(_backward, *arrays, _constants(taus, spikes))
     return grad_current
 
 
@@ -70,7 +70,7 @@ def _forward(
 
 
 @parallel_kernel
-def _backward(grad_u: Array, spikes: Array, constants: tuple[Array, ...], grad_current: Array) -> None:
+def _backward(grad_u: Array, spikes: Array, grad_current: Array, constants: tuple[Array, ...]) -> None:
     decay_m, decay_s, coef = constants
     zero = grad_u.dtype.type(0)
     steps, samples, size = spikes.shape

@@ -68,8 +68,8 @@ def convolve(x: Tensor, weight: Tensor, conv: tuple[Any, ...], dtype: torch.dtyp
     reach = dilation[1] * (weight.shape[3] - 1) + 1
     if channels == 1 and (width + 2 * padding[1] - reach) // stride[1] == 0:
         images = images.flatten(1).view(count, 1, height, width)
-    current: Tensor = F.conv2d(images, kernels, None, *conv).unflatten(0, x.shape[:2])
-    return current
+    current = F.conv2d(images, kernels, None, *conv)
+    return current.view(*x.shape[:2], *current.shape[1:])
 
 
 def require_threshold(threshold: Tensor) -> None:
