@@ -101,7 +101,7 @@ def train(
     """
     import torch
 
-    from snn.device import compile_layers, pick_device, set_deterministic, set_precision
+    from snn.device import compile_network, pick_device, set_deterministic, set_precision
     from snn.origin import code_diff, origin
     from snn.trainer import Trainer, parameter_groups, steps_per_epoch
 
@@ -128,7 +128,9 @@ def train(
         data,
         folder,
         asdict(config),
-        teach=network.teach if network.head.teaches else None,
+        teach=(lambda x, labels: network.teach(x, labels))
+        if network.head.teaches
+        else None,  # once compiled too
         device=device,
         epochs=options.epochs,
         stop_after=options.stop_after,
@@ -152,7 +154,7 @@ def train(
             images, _, index = (part.to(device) for part in data.train.first(calibrate.batch_size))
             calibrate(network, encode(images, index, 0))
         if options.compile:
-            compile_layers(network)
+            compile_network(network)
         finished = trainer.fit()
         if finished:
             script, word = Path(__file__).with_name("eval.py"), f"checkpoint={folder.best}"

@@ -24,6 +24,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from snn.calibrate import Calibration
+from snn.device import compile_network
 from snn.encoding import Direct
 from snn.monitor import SpikeMonitor
 from snn.networks import SRMNetwork
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--skip", nargs="+", default=[], choices=["peers", "growth", "scan"])
+    parser.add_argument("--compile", action="store_true", help="the step too with trainer.compile=true")
     parser.add_argument("--json", type=Path, default=Path("benchmark.json"), help="where the figures go")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -70,7 +72,9 @@ def main() -> int:
     if "scan" not in args.skip:
         report["scan"] = scan_alone(device)
         show("the neuron's scan alone, forward and backward", [report["scan"]])
-    report["networks"] = [network_row(name, device, "peers" not in args.skip) for name in args.networks]
+    report["networks"] = [
+        network_row(name, device, "peers" not in args.skip, args.compile) for name in args.networks
+    ]
     show("a training step", report["networks"])
     if "growth" not in args.skip:
         report["steps"] = growth("T", STEPS, device)
@@ -113,8 +117,8 @@ def timed(
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def network_row(name: str, device: torch.device, peers: bool) -> dict[str, Any]:
-    """Measure the training step of one network."""
+def network_row(name: str, device: torch.device, peers: bool, compiled: bool) -> dict[str, Any]:
+    """Measure the training step of one network; also `compiled` as trainer.compile=true does."""
     layers, channels, size, steps, *batches = NETWORKS[name]
     batch = batches[device.type == "cuda"]
     images, labels = digits(batch, channels, size, device)
@@ -123,17 +127,22 @@ def network_row(name: str, device: torch.device, peers: bool) -> dict[str, Any]:
         "step": training_step(network, lambda: network(encode(images, labels, 0)), labels),
         "floor": floor(layers, channels, size, steps * batch, device),
     }
+    if compiled:
+        other, _ = make_network(layers, channels, size, steps, images)
+        compile_network(other)
+        functions["compiled"] = training_step(other, lambda: other(encode(images, labels, 0)), labels)
     if peers:
         for peer, make in (("snntorch", snntorch_network), ("spikingjelly", spikingjelly_network)):
             if util.find_spec(peer):
                 torch.manual_seed(0)
-                other = make(layers, channels, size).to(device)
-                functions[peer] = peer_step(other, images, steps, labels)
+                functions[peer] = peer_step(make(layers, channels, size).to(device), images, steps, labels)
     seconds = timed(functions, device, repeats=5 if name == "vgg" and device.type == "cpu" else None)
     row: dict[str, Any] = {"network": name, "T": steps, "batch": batch}
     row |= {"step ms": seconds["step"] * 1e3, "floor ms": seconds["floor"] * 1e3}
     row |= {"step / floor": seconds["step"] / seconds["floor"], "samples/s": batch / seconds["step"]}
-    for peer in functions.keys() - {"step", "floor"}:
+    if compiled:
+        row["compiled / floor"] = seconds["compiled"] / seconds["floor"]
+    for peer in functions.keys() - {"step", "floor", "compiled"}:
         row[f"{peer} / floor"] = seconds[peer] / seconds["floor"]
         row[f"times {peer}"] = seconds[peer] / seconds["step"]
     return row | saved_bytes(layers, channels, size, steps, images)

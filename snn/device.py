@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
-MOST_GRAPHS = 1024  # of all layers together
+MOST_GRAPHS = 1024
 
 
 def pick_device(name: str) -> torch.device:
@@ -61,23 +61,19 @@ def set_precision(network: Any, device: torch.device, precision: str) -> None:
     network.teach = types.MethodType(teach, network)
 
 
-def compile_layers(network: nn.Module) -> None:
-    """Have each layer of `network` compiled by torch at its next call; hooks on the layers still run.
+def compile_network(network: Any) -> None:
+    """Have `network` compiled by torch as a whole, at its next call; hooks on its layers still run.
 
-    The head is compiled as one, of all else each innermost module, so that blocks of layers keep their hooks.
-
-    Layers of a class share its code, and each has a graph for every batch size: more than torch allows one
-    code by default.
+    There is a graph for every batch size, in training and in evaluation, with hooks and without.
     """
     from torch._dynamo import config  # takes a second
 
     config.cache_size_limit = config.accumulated_cache_size_limit = MOST_GRAPHS
-    log.info("trainer.compile: the first step compiles the layers, which takes up to a minute")
-    for name, child in network.named_children():
-        inner = [module for module in child.modules() if next(module.children(), None) is None]
-        for layer in [child] if name == "head" else inner:
-            compiled = torch.compile(type(layer).forward, fullgraph=True, dynamic=False)
-            layer.forward = types.MethodType(compiled, layer)
+    config.skip_nnmodule_hook_guards = False  # a graph made without hooks is not for a network with some
+    log.info("trainer.compile: the first steps compile the network, which takes up to a minute")
+    for name in ("forward", "teach"):
+        compiled = torch.compile(getattr(network, name).__func__, fullgraph=True, dynamic=False)
+        setattr(network, name, types.MethodType(compiled, network))
 
 
 def set_deterministic(wanted: bool) -> None:

@@ -26,11 +26,13 @@ class SpikeMonitor:
     def __init__(self, network: nn.Module) -> None:
         self._layers = named_srm_layers(network)
         self._spikes: dict[str, Tensor] = {}
-        self._places: dict[str, int] = {}
+        self._places: dict[
+            str, Tensor
+        ] = {}  # tensors too: a number that changes is a new graph to torch.compile
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "SpikeMonitor":
-        self._spikes, self._places = {}, dict.fromkeys(self._layers, 0)
+        self.load({"spikes": dict.fromkeys(self._layers, 0), "places": dict.fromkeys(self._layers, 0)})
         self._hooks = [
             module.register_forward_hook(self._counter(name)) for name, module in self._layers.items()
         ]
@@ -44,17 +46,20 @@ class SpikeMonitor:
 
     def rates(self) -> dict[str, float]:
         """Return spikes per neuron per step of each layer, in [0, 1], over the samples since entering."""
-        return {name: float(self._spikes[name]) / places for name, places in self._places.items() if places}
+        return {
+            name: float(self._spikes[name]) / float(places) for name, places in self._places.items() if places
+        }
 
     def state(self) -> dict[str, Any]:
         """Return what was counted so far, as a checkpoint can hold it."""
-        return {"spikes": dict(self._spikes), "places": dict(self._places)}
+        return {"spikes": dict(self._spikes), "places": {name: int(n) for name, n in self._places.items()}}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on counting from what :meth:`state` returned; to be called once entered."""
-        device = next((layer.threshold.device for layer in self._layers.values()), None)
-        self._spikes = {name: count.to(device) for name, count in state["spikes"].items()}
-        self._places = dict(state["places"])
+        for name, layer in self._layers.items():
+            device = layer.threshold.device
+            self._spikes[name] = torch.as_tensor(state["spikes"][name], dtype=torch.float64, device=device)
+            self._places[name] = torch.as_tensor(state["places"][name], dtype=torch.int64)
 
     def spikes(self) -> float:
         """Return the spikes of all layers together since entering."""
@@ -65,8 +70,8 @@ class SpikeMonitor:
             # first within each sample and step: that is exact in float32 too, and much faster
             counts = spikes.detach().sum(dim=tuple(range(2, spikes.dim())))
             total = counts.sum(dtype=torch.float64) * module.neurons_per_output
-            self._spikes[name] = self._spikes.get(name, torch.zeros_like(total)) + total
-            self._places[name] += spikes.numel() * module.neurons_per_output
+            self._spikes[name] = self._spikes[name] + total
+            self._places[name] = self._places[name] + spikes.numel() * module.neurons_per_output
 
         return count
 

@@ -36,7 +36,7 @@ class TrainerConfig:
         clamp_weights: Largest magnitude of a weight (not of gains, biases and affine); null = no clamp.
         norm_weight_decay: Weight decay of gains, biases and affine; null = the optimizer's.
         precision: fp32; or bf16: convolutions and matrix products in bfloat16, the neurons in float32.
-        compile: Whether torch compiles each layer.
+        compile: Whether torch compiles the network.
         test_each_epoch: Whether the test set is evaluated after each epoch as well, and the best accuracy on
             it reported beside that of the epoch chosen on validation. Most papers report the former.
         checkpoint_every_steps: Optimizer steps after which last.ckpt is written, besides at the end of each

@@ -73,7 +73,7 @@ def test_neuron_ops_layers_networks_point_one_way(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("snn/neuron.py", "snn/ops/"))])
 def test_ops_need_torch_and_kernel_compilers(name):
-    compilers = {"numba", "numpy", "triton"} if name.startswith("snn/ops/") else set()
+    compilers = {"numba", "llvmlite", "numpy", "triton"} if name.startswith("snn/ops/") else set()
     assert roots(ROOT / name) - set(sys.stdlib_module_names) <= {"torch", "snn"} | compilers
 
 

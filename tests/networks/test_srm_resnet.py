@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from snn.calibrate import Calibration
-from snn.device import compile_layers, set_precision
+from snn.device import compile_network, set_precision
 from snn.layers import SRMLayer
 from snn.losses import Count, CrossEntropy
 from snn.monitor import SpikeMonitor
-from snn.networks import DecoupledHead, SpikingHead, SRMNetwork, SRMResNet
+from snn.networks import DecoupledHead, SpikingHead, SRMResNet
 from snn.neuron import GradParams, SRMParams
 
 NEURON, GRAD = SRMParams(5.0, 3.0, 0.4), GradParams(2.5, 0.85)
@@ -229,27 +229,16 @@ def test_hazard_12_bf16(head):
 
 
 @BOTH
-def test_compile_layers_reaches_the_layers_within_blocks(head, monkeypatch):
-    """And no block as a whole: what is within would lose its hooks."""
+def test_compile_network_compiles_it_as_one_and_keeps_names_and_hooks(head, monkeypatch):
     net, x = calibrated(head).eval(), images()
     names, expected, compiled = list(net.state_dict()), net(x), []
-    monkeypatch.setattr(torch, "compile", lambda forward, **options: compiled.append(forward) or forward)
-    compile_layers(net)
-    replaced = [name for name, module in net.named_modules() if "forward" in vars(module)]
-    assert {f"layers.{name}" for name in SRM_NAMES} | {"layers.5_P2", "head"} <= set(replaced)
-    assert not {"", "layers", "layers.1_R4s2", "head.linear"} & set(replaced)
-    assert len(compiled) == len(replaced)
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: compiled.append(options) or forward)
+    compile_network(net)
+    assert compiled == [{"fullgraph": True, "dynamic": False}] * 2  # forward and teach
+    assert [name for name, module in net.named_modules() if "forward" in vars(module)] == [""]
     with SpikeMonitor(net) as monitor:
         assert torch.equal(net(x), expected)
     assert list(monitor.rates())[: len(SRM_NAMES)] == SRM_NAMES and list(net.state_dict()) == names
-
-
-def test_compile_layers_takes_a_chain_layer_by_layer_and_the_head_as_one(monkeypatch):
-    net = SRMNetwork("4C3-P2-D0.1-7", 2, 8, False, neuron=NEURON, grad=GRAD, head=HEADS["decoupled"])
-    monkeypatch.setattr(torch, "compile", lambda forward, **options: forward)
-    compile_layers(net)
-    replaced = [name for name, module in net.named_modules() if "forward" in vars(module)]
-    assert replaced == ["layers.0_4C3", "layers.1_P2", "layers.2_D0_1", "layers.3_7", "head"]
 
 
 # no state between calls, and samples apart

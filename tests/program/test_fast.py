@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from snn.device import compile_layers, set_precision
+from snn.device import compile_network, set_precision
 from snn.networks import DecoupledHead, SpikingHead, SRMNetwork
 from snn.neuron import GradParams, SRMParams
 from tests.program.conftest import rows, summary
@@ -142,8 +142,8 @@ def test_a_copy_runs_its_own_weights():
     assert not torch.equal(other(x), network(x))
 
 
-def test_compile_layers_leaves_names_and_weights_alone():
+def test_compile_network_leaves_names_and_weights_alone():
     network = make("spiking")
     names = list(network.state_dict())
-    compile_layers(network)  # compiles at the first call, not here
+    compile_network(network)  # compiles at the first call, not here
     assert list(network.state_dict()) == names

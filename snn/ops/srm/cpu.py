@@ -6,7 +6,6 @@ by side in memory, made of whole rows of pooling windows.
 """
 
 import functools
-import math
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -50,7 +49,7 @@ def scan_forward(
     neurons = current.shape[1:]
     plan = _plan(tuple(neurons), steps, tuple(pool), tuple(constants), current.dtype)
     out = new_maps(current, steps, pooled(neurons, pool))
-    valid, base, stop, place, *slopes = launch(
+    valid, *tape = launch(
         _forward,
         _in_memory(current),
         threshold.numpy(),
@@ -61,18 +60,14 @@ def scan_forward(
         plan.begin,
         _in_memory(out),
         np.empty(plan.blocks * steps, np.int32),
-        *_workspace(plan, needs_w, needs_t),
+        *(_workspace if trim else _room)(plan, needs_w, needs_t),
+        trim,
     )
     if not valid:
         raise invalid_threshold(threshold)
-    place = place.view(f"i{place.itemsize}")
-    events = [torch.from_numpy(part) for part in (place, *slopes)]
-    if not trim:
-        room = new_tape(current, steps, pool, needs_w, needs_t, None)[2:]
-        for part, kept in zip(events, room, strict=True):
-            kept[: len(part)] = part
-        events = room
-    return [out, torch.from_numpy(base), torch.from_numpy(stop), *events]
+    base, stop, place, *slopes = tape
+    signed = place.view(f"i{place.itemsize}")  # torch does little with unsigned numbers
+    return [out, *(torch.from_numpy(part) for part in (base, stop, signed, *slopes))]
 
 
 def scan_backward(
@@ -88,14 +83,16 @@ def scan_backward(
     plan = _plan(neurons, steps, tuple(pool), tuple(constants), grad_out.dtype)
     grad_w, grad_t = new_maps(grad_out, rows_w, neurons), new_maps(grad_out, rows_t, neurons)
     base, stop, place, *slopes = [part.numpy() for part in tape]
+    channels_first = grad_out.is_contiguous()  # a gradient of a flattened map
+    incoming = grad_out.numpy().reshape(steps, -1) if channels_first else _in_memory(grad_out)
     launch(
         _backward,
-        _in_memory(grad_out),
+        incoming,
         plan.constants,
         plan.summed,
-        plan.windows,
+        plan.width,
+        _positions(neurons, tuple(pool), channels_first),
         pool[0] * pool[1],
-        math.prod(neurons[1:]),
         base,
         stop,
         place.view(f"u{place.itemsize}"),
@@ -164,6 +161,18 @@ def _plan(
     )
 
 
+@functools.lru_cache(maxsize=256)
+def _positions(neurons: tuple[int, ...], pool: tuple[int, ...], channels_first: bool) -> Array:
+    """Return where the window of each neuron of a sample lies among the sample's windows."""
+    _, channels, height, row = neurons
+    y, x, channel = np.indices((height, row, channels))
+    window, rows, columns = (y // pool[0], x // pool[1]), height // pool[0], row // pool[1]
+    order = (channel, *window) if channels_first else (*window, channel)
+    shape = (channels, rows, columns) if channels_first else (rows, columns, channels)
+    positions = np.ravel_multi_index(order, shape).reshape(-1)
+    return positions.astype(np.uint16 if positions.size <= MOST_PLACES else np.uint32)
+
+
 def _in_memory(maps: Tensor) -> Array:
     """Return `[T, N, C, H, W]` as `[T, N * H * W * C]`; a copy unless it is channels last in memory."""
     array = maps.numpy().transpose(0, 1, 3, 4, 2)
@@ -173,14 +182,21 @@ def _in_memory(maps: Tensor) -> Array:
     return array.reshape(steps, samples * height * width * channels)
 
 
+def _room(plan: _Plan, needs_w: bool, needs_t: bool) -> list[Array]:
+    """Return room for a place and the slopes that are needed, of every neuron at every step."""
+    most, kind = plan.begin[-1], plan.summed.dtype
+    return [
+        np.empty(most, plan.windows.dtype),
+        np.empty(most * needs_w, kind),
+        np.empty(most * needs_t, kind),
+    ]
+
+
 _kept = threading.local()
 
 
 def _workspace(plan: _Plan, needs_w: bool, needs_t: bool) -> list[Array]:
-    """Return room for a place and two slopes of every neuron at every step: memory that the thread keeps.
-
-    Mapping new pages would take longer than filling them.
-    """
+    """Return what `_room` does, in memory that the thread keeps: mapping new pages takes its time."""
     most, kind, places = int(plan.begin[-1]), plan.summed.dtype, plan.windows.dtype
     sizes = [most * needs_w * kind.itemsize, most * needs_t * kind.itemsize, most * places.itemsize]
     memory = getattr(_kept, "memory", None)
@@ -218,8 +234,7 @@ def _forward_blocks(
 ) -> int:
     """Scan the blocks `first ... last - 1` of neurons; return the number of their events."""
     decay_m, decay_s, coef, decay_grad, cap_weight, cap_time = constants
-    zero, one = current.dtype.type(0), current.dtype.type(1)
-    whole = current.dtype.type(area)
+    zero, one, part = current.dtype.type(0), current.dtype.type(1), current.dtype.type(1 / area)
     steps, width, channels = len(out), len(windows), len(threshold)
     per_sample = (size + width - 1) // width
     above, channel = np.empty(width, current.dtype), -1
@@ -267,7 +282,7 @@ def _forward_blocks(
                     spikes[windows[fired[k]]] += one
                 for i in range(len(spikes)):  # the spikes of a window share its gradient
                     share[i] = one / max(one, spikes[i])
-                    spikes[i] /= whole
+                    spikes[i] *= part
                 for k in range(events):
                     fired_share[k] = share[windows[fired[k]]]
             if len(slope_w) > 0:
@@ -308,11 +323,15 @@ def _forward(
     place: Array,
     slope_w: Array,
     slope_t: Array,
+    trim: bool,
 ) -> tuple[Any, ...]:
-    """Scan to where there is room for all; then move the events to memory of their own, without gaps.
+    """Scan to where there is room for all; to `trim`, move the events to memory of their own, without gaps.
 
     Returns whether every threshold is finite and > 0, and the tape.
     """
+    valid = True
+    for i in range(len(threshold)):
+        valid &= 0 < threshold[i] < np.inf
     blocks = len(stop) // len(out)
     count = np.empty(CHUNKS, np.int64)
     for chunk in prange(CHUNKS):
@@ -331,7 +350,9 @@ def _forward(
             slope_w[begin[chunk] :],
             slope_t[begin[chunk] :],
         )
-    base, total = np.empty(CHUNKS, np.int64), 0
+    base, total = begin[:CHUNKS].copy(), 0
+    if not trim:
+        return valid, base, stop, place, slope_w, slope_t
     for chunk in range(CHUNKS):
         base[chunk] = total
         total += count[chunk]
@@ -345,9 +366,6 @@ def _forward(
             _copy(slope_w[here : here + length], to_slope_w[there:])
         if len(slope_t) > 0:
             _copy(slope_t[here : here + length], to_slope_t[there:])
-    valid = True
-    for i in range(len(threshold)):
-        valid &= 0 < threshold[i] < np.inf
     return valid, base, stop, to_place, to_slope_w, to_slope_t
 
 
@@ -355,9 +373,9 @@ def _forward(
 def _sum_blocks(
     grad_out: Array,
     summed: Array,
-    windows: Array,
+    width: int,
+    positions: Array,
     area: int,
-    size: int,
     first: int,
     last: int,
     stop: Array,
@@ -369,23 +387,24 @@ def _sum_blocks(
 
     An event that comes k steps after the one before it is credited eps(1) + ... + eps(k).
     """
-    steps, width = len(grad_out), len(windows)
+    steps, size = len(grad_out), len(positions)
     per_sample = (size + width - 1) // width
     begin = 0
     rested = np.empty(width, np.uint32)  # the step at which the neuron was last reset
     for block in range(first, last):
         offset = block % per_sample * width
-        low, neurons = block // per_sample * size + offset, min(width, size - offset)
+        start, neurons = block // per_sample * size, min(width, size - offset)
+        low, position = start + offset, positions[offset : offset + neurons]
         to_w = grad_w[low : low + neurons]
         to_w[:] = grad_w.dtype.type(0)
         rested[:] = np.uint32(0)
         for t in range(steps):
-            incoming = grad_out[t, low // area : (low + neurons) // area]
+            incoming = grad_out[t, start // area : (start + size) // area]
             end = stop[block * steps + t]
             fired, slope = place[begin:end], slope_w[begin:end]
             for k in range(len(fired)):
                 i = fired[k]
-                to_w[i] += incoming[windows[i]] * slope[k] * summed[np.uint32(t + 1) - rested[i]]
+                to_w[i] += incoming[position[i]] * slope[k] * summed[np.uint32(t + 1) - rested[i]]
                 rested[i] = t + 1
             begin = end
 
@@ -394,9 +413,9 @@ def _sum_blocks(
 def _backward_blocks(
     grad_out: Array,
     constants: tuple[Array, ...],
-    windows: Array,
+    width: int,
+    positions: Array,
     area: int,
-    size: int,
     first: int,
     last: int,
     stop: Array,
@@ -409,36 +428,37 @@ def _backward_blocks(
     """Credit the events of the blocks `first ... last - 1` to the inputs."""
     decay_m, decay_s, coef, decay_grad, _, _ = constants
     zero = grad_out.dtype.type(0)
-    steps, width = len(grad_out), len(windows)
+    steps, size = len(grad_out), len(positions)
     per_sample = (size + width - 1) // width
     carries = np.empty((3, width), grad_out.dtype)
     carry_m, carry_s, carry_t = carries[0], carries[1], carries[2]
     for block in range(first, last):
         offset = block % per_sample * width
-        low, neurons = block // per_sample * size + offset, min(width, size - offset)
+        start, neurons = block // per_sample * size, min(width, size - offset)
+        low, position = start + offset, positions[offset : offset + neurons]
         carries[:] = zero
         for t in range(steps - 1, -1, -1):
             here = block * steps + t
-            incoming = grad_out[t, low // area : (low + neurons) // area]
+            incoming = grad_out[t, start // area : (start + size) // area]
             begin, end = stop[here - 1] if here > first * steps else 0, stop[here]
             fired = place[begin:end]
             if len(grad_w) > 0 and len(grad_t) > 0:
                 by_w, by_t = slope_w[begin:end], slope_t[begin:end]
                 for k in range(len(fired)):
                     i = fired[k]
-                    signal = incoming[windows[i]]
+                    signal = incoming[position[i]]
                     carry_m[i] = carry_s[i] = signal * by_w[k]
                     carry_t[i] = -(signal * by_t[k])
             elif len(grad_w) > 0:
                 by_w = slope_w[begin:end]
                 for k in range(len(fired)):
                     i = fired[k]
-                    carry_m[i] = carry_s[i] = incoming[windows[i]] * by_w[k]
+                    carry_m[i] = carry_s[i] = incoming[position[i]] * by_w[k]
             elif len(grad_t) > 0:
                 by_t = slope_t[begin:end]
                 for k in range(len(fired)):
                     i = fired[k]
-                    carry_t[i] = -(incoming[windows[i]] * by_t[k])
+                    carry_t[i] = -(incoming[position[i]] * by_t[k])
             if len(grad_w) > 0:
                 to_w = grad_w[t, low : low + neurons]
                 for i in range(neurons):
@@ -457,9 +477,9 @@ def _backward(
     grad_out: Array,
     constants: tuple[Array, ...],
     summed: Array,
-    windows: Array,
+    width: int,
+    positions: Array,
     area: int,
-    size: int,
     base: Array,
     stop: Array,
     place: Array,
@@ -476,14 +496,14 @@ def _backward(
         events = place[base[chunk] :]
         by_w, by_t = slope_w[base[chunk] :], slope_t[base[chunk] :]
         if 0 < len(grad_w) < steps:
-            _sum_blocks(grad_out, summed, windows, area, size, first, last, stop, events, by_w, grad_w[0])
+            _sum_blocks(grad_out, summed, width, positions, area, first, last, stop, events, by_w, grad_w[0])
         if len(each_w) > 0 or len(grad_t) > 0:
             _backward_blocks(
                 grad_out,
                 constants,
-                windows,
+                width,
+                positions,
                 area,
-                size,
                 first,
                 last,
                 stop,
