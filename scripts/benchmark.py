@@ -145,6 +145,9 @@ def network_row(name: str, device: torch.device, peers: bool, compiled: bool) ->
     for peer in functions.keys() - {"step", "floor", "compiled"}:
         row[f"{peer} / floor"] = seconds[peer] / seconds["floor"]
         row[f"times {peer}"] = seconds[peer] / seconds["step"]
+    with SpikeMonitor(network) as monitor, torch.no_grad():
+        network(encode(images, labels, 0))
+    row["spike rate after"] = statistics.mean(monitor.rates().values())
     return row | saved_bytes(layers, channels, size, steps, images)
 
 
