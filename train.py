@@ -119,6 +119,10 @@ def train(
     encode(images, index, 0)  # an encoding that does not fit the data: nothing is written
     total_steps = options.epochs * steps_per_epoch(data.train, options.accumulate)
     scheduler = build(config.scheduler, optimizer=optimizer, total_steps=total_steps)
+
+    def teach(x: Any, labels: Any) -> Any:
+        return network.teach(x, labels)  # looked up at each call: it may be compiled later
+
     trainer = Trainer(
         network,
         encode,
@@ -128,9 +132,7 @@ def train(
         data,
         folder,
         asdict(config),
-        teach=(lambda x, labels: network.teach(x, labels))
-        if network.head.teaches
-        else None,  # once compiled too
+        teach=teach if network.head.teaches else None,
         device=device,
         epochs=options.epochs,
         stop_after=options.stop_after,

@@ -1,4 +1,4 @@
-"""Measure what a training step costs: `python scripts/benchmark.py [--device cuda] [--json FILE]`.
+"""Measure what a training step costs: `python scripts/benchmark.py [--compile] [--device cuda]`.
 
 Beside each network's step stands its *floor*: the same convolutions and matrix products alone, forward and
 backward, over all T * N images, in torch's own layout, timed in turn with the step. A step is all of it:

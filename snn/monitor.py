@@ -26,9 +26,7 @@ class SpikeMonitor:
     def __init__(self, network: nn.Module) -> None:
         self._layers = named_srm_layers(network)
         self._spikes: dict[str, Tensor] = {}
-        self._places: dict[
-            str, Tensor
-        ] = {}  # tensors too: a number that changes is a new graph to torch.compile
+        self._places: dict[str, Tensor] = {}  # not int: to torch.compile another number is another graph
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "SpikeMonitor":

@@ -18,7 +18,6 @@ MOST_PARTS = 8  # functions of which a kernel is made, each kept on its own
 Array = Any  # what a kernel sees of a tensor: a numpy array
 
 _one_at_a_time = threading.Lock()  # not every threading layer of numba bears two callers
-_told = threading.local()  # the number of threads that numba was last told to use, by the thread that told it
 
 
 def cpu_kernel(function: Callable[..., Any]) -> Any:
@@ -54,9 +53,7 @@ def launch(kernel: Any, *arguments: Any) -> Any:
     """
     threads = torch.get_num_threads()
     with _one_at_a_time:
-        if getattr(_told, "threads", None) != threads:
-            numba.set_num_threads(min(threads, MOST_THREADS))
-            _told.threads = threads
+        numba.set_num_threads(min(threads, MOST_THREADS))
         known, start = len(kernel.overloads), time.perf_counter()
         try:
             result = _call(kernel, arguments)
